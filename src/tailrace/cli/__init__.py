@@ -1,0 +1,1 @@
+"""One file a verb: decode the sections, build the objects, call, print."""

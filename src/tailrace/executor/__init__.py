@@ -1,0 +1,1 @@
+"""What runs a `StepPlan`: the real kernels (`openvino`) or virtual time (`modeled`)."""

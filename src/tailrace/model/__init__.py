@@ -1,0 +1,1 @@
+"""Find, convert and cache a model; its tokenizer and chat template."""

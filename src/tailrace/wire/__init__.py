@@ -1,0 +1,1 @@
+"""Bytes to `Request`, tokens to chunks. Pure: no I/O, no clock."""

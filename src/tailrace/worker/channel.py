@@ -1,0 +1,155 @@
+"""Hop 8 and 11: one message a step, each way, between the app and its engine process.
+
+Frames are a 4-byte little-endian length and a msgpack body, over a socket pair. Deadlines may travel as monotonic
+times because both ends are processes of one host.
+"""
+
+import struct
+
+import msgspec
+
+from tailrace.engine.step import SchedulerStats, SequenceEvent
+from tailrace.request import FinishReason, RequestId, SamplingParams, SequenceId
+
+FRAME_BYTES_MAX = 256 * 1024 * 1024
+_LENGTH = struct.Struct("<I")
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """One prompt and its choices: `sequence_ids[i]` is choice `first_choice + i`."""
+
+    request_id: RequestId
+    sequence_ids: tuple[SequenceId, ...]
+    first_choice: int = 0
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    arrival_ns: int
+    deadline_ns: int | None = None
+    cache_salt: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    request_id: RequestId
+
+
+class Finish(msgspec.Struct, frozen=True, tag="finish"):
+    """The app found a stop string: the first `tokens_kept` output tokens are the answer."""
+
+    sequence_id: SequenceId
+    reason: FinishReason
+    tokens_kept: int
+
+
+class ReadSteps(msgspec.Struct, frozen=True, tag="read_steps"):
+    """Ask for the step log; answered by `StepLog` with the same number."""
+
+    query_id: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Leave now; what runs is lost. (Drain is the app's: it stops submitting and waits.)"""
+
+
+ToEngine = Submit | Cancel | Finish | ReadSteps | Stop
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    phase: str
+    """load, compile, allocate, warm_up"""
+    message: str
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the bytes go, as printed at start."""
+
+    weights_bytes: int
+    kv_pool_bytes: int
+    scratch_bytes: int
+    available_bytes: int
+    """What the machine or its cgroup leaves to this process."""
+    kv_bytes_per_token: int
+    num_blocks: int
+    kv_dtype: str
+    kv_tokens: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The pool is allocated and touched, the listed step sizes are warm."""
+
+    memory: MemoryPlan
+    context_tokens_max: int
+    sequences_max: int
+    token_budget: int
+    itl_target_ms: float | None
+    step_timeout_ms: int
+    """A step longer than this is a hang."""
+    num_threads: int
+    startup_ms: dict[str, float]
+    """By phase."""
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the step log: what a later explanation of a p99 needs."""
+
+    step_id: int
+    started_ns: int
+    duration_ns: int
+    """Plan, execute, commit and send."""
+    plan_ns: int
+    kernel_ns: int
+    sampling_ns: int
+    commit_ns: int
+    num_tokens: int
+    num_prefill_tokens: int
+    num_decode_rows: int
+    num_kv_tokens_read: int
+    num_waiting: int
+    num_running: int
+    num_blocks_held: int
+    predicted_ns: int | None = None
+    outcome: str = "done"
+    """done, cut or failed"""
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """Sent after every step, and when a cancel or a deadline ended something between steps (`record` is None then)."""
+
+    events: list[SequenceEvent]
+    stats: SchedulerStats
+    record: StepRecord | None = None
+
+
+class StepLog(msgspec.Struct, frozen=True, tag="step_log"):
+    query_id: int
+    records: list[StepRecord]
+
+
+class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
+    """The engine cannot start or go on; the process ends after this."""
+
+    error_label: str
+    message: str
+
+
+FromEngine = Progress | Ready | StepReport | StepLog | Fatal
+
+_encoder = msgspec.msgpack.Encoder()
+to_engine_decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+from_engine_decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode_frame(message: ToEngine | FromEngine) -> bytes:
+    """Length prefix and body in one buffer, so that one `send` carries one step."""
+    buffer = bytearray(_LENGTH.size)
+    _encoder.encode_into(message, buffer, _LENGTH.size)
+    _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
+    return bytes(buffer)
+
+
+def frame_length(prefix: bytes) -> int:
+    """Bytes of the body that follows a 4-byte prefix. Raises ValueError above `FRAME_BYTES_MAX`."""
+    (length,) = _LENGTH.unpack(prefix)
+    if length > FRAME_BYTES_MAX:
+        raise ValueError(f"channel frame of {length} bytes: the other end is not a tailrace engine")
+    return int(length)

@@ -138,6 +138,8 @@ ERROR_TABLE: dict[type[TailraceError], ErrorRow] = {
     StartFailed: ErrorRow("start_failed", 500, True, 4, _SERVER),
     ClientFailed: ErrorRow("client_failed", 502, True, 5, _SERVER),
 }
-"""Every leaf of the tree has its row (a test holds it). Exit codes: 1 at run time, 2 usage, 3 model, 4 start, 5 remote."""
+"""Every leaf of the tree has its row (a test holds it).
+
+Exit codes: 1 run time, 2 usage, 3 model, 4 start, 5 remote."""
 
 LABEL_TO_ERROR: dict[str, type[TailraceError]] = {row.label: cls for cls, row in ERROR_TABLE.items()}

@@ -62,6 +62,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model's generation config says; None where it says nothing. A request's own field wins."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     content: str

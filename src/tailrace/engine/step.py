@@ -73,7 +73,7 @@ class SliceOutcome(msgspec.Struct, frozen=True):
 
 
 class StepDone(msgspec.Struct, frozen=True, kw_only=True):
-    """`outcomes[i]` belongs to `plan.slices[i]`. Durations are measured by the executor (virtual in the modeled one)."""
+    """`outcomes[i]` belongs to `plan.slices[i]`. The executor measures the durations (virtual in the modeled one)."""
 
     outcomes: tuple[SliceOutcome, ...]
     kernel_ns: int = 0

@@ -25,4 +25,6 @@ class VirtualClock:
 
 def random_stream(seed: int, name: str) -> np.random.Generator:
     """A generator that depends on its seed and its name only, so adding a stream never shifts another."""
-    return np.random.Generator(np.random.Philox(key=[seed & 0xFFFFFFFFFFFFFFFF, zlib.crc32(name.encode())]))
+    # An explicit dtype: a plain list above 2**63 would pass through float64 and merge neighbouring seeds.
+    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, zlib.crc32(name.encode())], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))

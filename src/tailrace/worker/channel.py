@@ -8,11 +8,40 @@ import struct
 
 import msgspec
 
+from tailrace.cost.shape import ModelShape
 from tailrace.engine.step import SchedulerStats, SequenceEvent
 from tailrace.request import FinishReason, RequestId, SamplingParams, SequenceId
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
+
+
+class ModeledSpec(msgspec.Struct, frozen=True, kw_only=True, tag="modeled"):
+    """The model without a model, in real time: tests of everything around the kernels."""
+
+    num_blocks: int
+    vocab_size: int
+    context_tokens_max: int
+
+
+class OpenVinoSpec(msgspec.Struct, frozen=True, kw_only=True, tag="openvino"):
+    model_xml: str
+    shape: ModelShape
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All an engine process is made from."""
+
+    executor: OpenVinoSpec | ModeledSpec
+    end_token_ids: tuple[int, ...]
+    step_log_max: int = 4_096
+    """Steps kept for `ReadSteps`."""
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """The first frame; nothing is loaded before it."""
+
+    spec: EngineSpec
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -51,7 +80,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Leave now; what runs is lost. (Drain is the app's: it stops submitting and waits.)"""
 
 
-ToEngine = Submit | Cancel | Finish | ReadSteps | Stop
+ToEngine = Start | Submit | Cancel | Finish | ReadSteps | Stop
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -153,3 +182,25 @@ def frame_length(prefix: bytes) -> int:
     if length > FRAME_BYTES_MAX:
         raise ValueError(f"channel frame of {length} bytes: the other end is not a tailrace engine")
     return int(length)
+
+
+class FrameParser:
+    """Cuts a byte stream into frame bodies, whatever the borders of the chunks it comes in."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The bodies completed by `data`, in order. Raises ValueError on an absurd length; the stream is lost then."""
+        self._buffer += data
+        bodies = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            body = start + _LENGTH.size
+            end = body + frame_length(bytes(self._buffer[start:body]))
+            if len(self._buffer) < end:
+                break
+            bodies.append(bytes(self._buffer[body:end]))
+            start = end
+        del self._buffer[:start]
+        return bodies

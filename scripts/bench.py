@@ -1,0 +1,47 @@
+"""Runs every `benchmarks/bench_*.py` and keeps what each prints: one JSON object, in `benchmarks/results/NAME.json`.
+
+A benchmark that fails does not stop the others; the exit status says whether all ran.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCHMARK_S_MAX = 3600
+
+
+def run_one(script: Path, arguments: list[str]) -> bool:
+    """Runs one benchmark; its standard error passes through. Returns whether it printed one JSON object."""
+    print(f"bench: {script.stem}", file=sys.stderr, flush=True)
+    try:
+        done = subprocess.run(
+            [sys.executable, str(script), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=BENCHMARK_S_MAX,
+            cwd=ROOT,
+            check=True,
+        )
+        result = json.loads(done.stdout)
+    except (subprocess.SubprocessError, json.JSONDecodeError) as error:
+        print(f"bench: {script.stem} failed: {error}", file=sys.stderr)
+        return False
+    if "--quick" not in arguments:
+        target = ROOT / "benchmarks" / "results" / f"{script.stem.removeprefix('bench_')}.json"
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(json.dumps(result), flush=True)
+    return True
+
+
+def main() -> int:
+    scripts = sorted((ROOT / "benchmarks").glob("bench_*.py"))
+    results = [run_one(script, sys.argv[1:]) for script in scripts]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,13 +1,14 @@
 """Hop 2: bodies become Requests, or are refused with the field at fault."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.errors import ERROR_TABLE, InvalidRequest, ModelNotFound, TailraceError, Unsupported
+from tailrace.errors import InvalidRequest, ModelNotFound, TailraceError, Unsupported
 from tailrace.request import ChatPrompt, Message, Request, RequestId, SamplingDefaults, TextPrompt, TokenPrompt
 from tailrace.wire.fields import IGNORED_FIELDS, REFUSED_FIELDS
 from tailrace.wire.openai import (
@@ -293,14 +294,19 @@ NAMES = st.sampled_from(
 )
 
 
+def status_of(parse: Callable[[bytes, RequestContext], Request], body: bytes) -> int:
+    try:
+        parse(body, context())
+    except TailraceError as error:
+        return error.row.http_status
+    return 200
+
+
 @given(st.dictionaries(NAMES | st.text(max_size=4), JSON, max_size=6))
 def test_any_json_is_parsed_or_refused_from_the_tree(fields: dict[str, Any]) -> None:
     body = json.dumps({"model": "m", "messages": HELLO, **fields}).encode()
     for parse in (to_chat_request, to_completion_request):
-        try:
-            assert isinstance(parse(body, context()), Request)
-        except TailraceError as error:
-            assert ERROR_TABLE[type(error)].http_status in (400, 404)
+        assert status_of(parse, body) in (200, 400, 404)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "x", "", "9" * 30, "１", "86400001"])

@@ -1,5 +1,7 @@
 """Hop 12: the parser gives the same events wherever the stream is cut."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +36,7 @@ def test_borders_of_chunks_change_nothing(cuts: list[int]) -> None:
     borders = [0, *sorted(cuts), len(STREAM)]
     parser = SseParser()
     events = []
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in itertools.pairwise(borders):
         events += parser.feed(STREAM[start:end])
     assert events == EVENTS
 
@@ -66,9 +68,11 @@ def test_only_the_done_event_is_done() -> None:
     assert not other.is_done
 
 
-@pytest.mark.parametrize("chunk", [b"data: " + b"x" * 1024 * 1024, b"data: " + b"x" * 1024 * 1024 + b"\n"])
-def test_an_endless_event_is_refused(chunk: bytes) -> None:
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_an_endless_event_is_refused(end: bytes) -> None:
+    chunk = b"data: " + b"x" * 1024 * 1024 + end
     parser = SseParser()
+    for _ in range(15):
+        parser.feed(chunk)
     with pytest.raises(ValueError, match="an event of more than"):
-        for _ in range(17):
-            parser.feed(chunk)
+        parser.feed(chunk)

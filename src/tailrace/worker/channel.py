@@ -8,6 +8,7 @@ import struct
 
 import msgspec
 
+from tailrace.cost.memory import MemoryPlan as MemoryPlan
 from tailrace.cost.shape import ModelShape
 from tailrace.engine.step import SchedulerStats, SequenceEvent
 from tailrace.request import FinishReason, RequestId, SamplingParams, SequenceId
@@ -89,20 +90,6 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     message: str
 
 
-class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the bytes go, as printed at start."""
-
-    weights_bytes: int
-    kv_pool_bytes: int
-    scratch_bytes: int
-    available_bytes: int
-    """What the machine or its cgroup leaves to this process."""
-    kv_bytes_per_token: int
-    num_blocks: int
-    kv_dtype: str
-    kv_tokens: int
-
-
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The pool is allocated and touched, the listed step sizes are warm."""
 
@@ -124,7 +111,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     started_ns: int
     duration_ns: int
-    """Plan, execute, commit and send."""
+    """Plan, execute and commit; in the step log also the send."""
     plan_ns: int
     kernel_ns: int
     sampling_ns: int

@@ -49,6 +49,8 @@ UNSENT_BYTES_MAX = 64 * 1024 * 1024
 """Submits are refused (overloaded) while so much waits for a stalled engine; 64 MiB is some ten million token ids."""
 _STOP_S = 2.0
 """An engine asked to stop cuts its step and leaves; one that does not within this time is killed."""
+_WATCH_S = 0.5
+"""The watchdog looks at least so often: the bound itself shrinks when a start ends."""
 _LAG_S = 0.05
 
 
@@ -177,9 +179,13 @@ class EngineClient:
         self._send(Cancel(request_id))
 
     def finish(self, sequence_id: SequenceId, reason: FinishReason, tokens_kept: int) -> None:
-        """A stop string was found; the final event comes with `reason`, unless the sequence ended before."""
+        """A stop string was found: the final event (`reason`, no tokens) is delivered at once, the engine sends none.
+
+        Nothing happens to a sequence that has ended.
+        """
         if sequence_id in self._streams:
             self._send(Finish(sequence_id, reason, tokens_kept))
+            self._deliver(SequenceEvent(sequence_id=sequence_id, finish_reason=reason))
 
     async def read_steps(self) -> list[StepRecord]:
         """The engine's step log, oldest first. Raises NotReady, or EngineDied when it ends before it answers."""
@@ -377,7 +383,7 @@ class EngineClient:
         """Kills an engine that has work and says nothing for longer than its longest step may take."""
         while True:
             timeout_ns, since_ns = self._silence_bound(child)
-            await asyncio.sleep(timeout_ns / 4 / NS_PER_S)
+            await asyncio.sleep(min(timeout_ns / 4 / NS_PER_S, _WATCH_S))
             if monotonic_ns() - since_ns <= timeout_ns:
                 continue
             # This loop itself may have been late: read what has arrived before judging.

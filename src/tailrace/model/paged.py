@@ -168,14 +168,21 @@ class PagedModel:
     """A compiled model, its caches, and one infer request. One step at a time; only `cancel` may come from outside."""
 
     def __init__(
-        self, graph: PagedGraph, *, kv_dtype: str, num_threads: int | None = None, inference_dtype: str | None = None
+        self,
+        graph: PagedGraph,
+        *,
+        kv_dtype: str,
+        num_threads: int | None = None,
+        inference_dtype: str | None = None,
+        pin_threads: bool = True,
     ) -> None:
         """Compiles. `kv_dtype` is always set: what the plugin picks by itself depends on how the IR was written.
 
         `inference_dtype` None leaves the choice to the plugin (bf16 where the CPU has it, else f32). An f32 cache needs
-        f32. Raises ModelRefused when the plugin refuses the combination or the model has states besides KV.
+        f32. Pinned threads of two workers would meet on the same cores. Raises ModelRefused when the plugin refuses
+        the combination or the model has states besides KV.
         """
-        properties: dict[str, str | int] = {"KV_CACHE_PRECISION": kv_dtype}
+        properties: dict[str, str | int | bool] = {"KV_CACHE_PRECISION": kv_dtype, "ENABLE_CPU_PINNING": pin_threads}
         if inference_dtype is not None:
             properties["INFERENCE_PRECISION_HINT"] = inference_dtype
         if num_threads is not None:
@@ -232,12 +239,20 @@ class PagedModel:
         The result is a view of the output buffer: **the next step overwrites it**. Raises RuntimeError from the
         kernels, also when `cancel` cut the step; blocks that it was to write then hold garbage.
         """
+        self.start(arrays)
+        return self.wait()
+
+    def start(self, arrays: StepArrays) -> None:
+        """Begins a step and returns at once: from here to the end of `wait`, `cancel` cuts this one."""
         tensors = [ov.Tensor(array, shared_memory=True) for array in arrays]
         for port, tensor in zip(self._step_ports, tensors, strict=True):
             if port is not None:
                 self._request.set_tensor(port, tensor)
         self._kept = (arrays, tensors)  # shared memory: alive until other tensors took their place
         self._request.start_async(share_inputs=True)
+
+    def wait(self) -> Float32s:
+        """The logits of the step begun; without the interpreter lock meanwhile. As `step`."""
         self._request.wait()
         logits: Float32s = self._request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)
@@ -248,10 +263,21 @@ class PagedModel:
 
 
 def load_paged(
-    xml: Path, *, kv_dtype: str, num_threads: int | None = None, inference_dtype: str | None = None
+    xml: Path,
+    *,
+    kv_dtype: str,
+    num_threads: int | None = None,
+    inference_dtype: str | None = None,
+    pin_threads: bool = True,
 ) -> PagedModel:
     """`read_paged` and compile. The caches come with `allocate`, once `block_bytes` told what they cost."""
-    return PagedModel(read_paged(xml), kv_dtype=kv_dtype, num_threads=num_threads, inference_dtype=inference_dtype)
+    return PagedModel(
+        read_paged(xml),
+        kv_dtype=kv_dtype,
+        num_threads=num_threads,
+        inference_dtype=inference_dtype,
+        pin_threads=pin_threads,
+    )
 
 
 def _block_bytes(port: ov.Output) -> int:

@@ -98,8 +98,11 @@ class SequenceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     sequence_id: SequenceId
     token_ids: tuple[int, ...] = ()
+    """Tokens drawn. An end or stop token is among them, with `finish_reason` stop: it counts in the usage, and is not
+    text."""
     logprobs: tuple[PositionLogprobs, ...] = ()
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """Of the prompt rows that this step computed, in order; one event may carry them without a token."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the KV cache; on the first event with a token."""
     finish_reason: FinishReason | None = None
@@ -155,3 +158,5 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     steps_failed_total: int = 0
     itl_budget_overruns_total: int = 0
     """Steps with decoding rows that took longer than the ITL target."""
+    late_finishes_total: int = 0
+    """Finishes that came after the sequence had ended by itself."""

@@ -33,6 +33,16 @@ class TokenText(msgspec.Struct, frozen=True):
     top_logprobs: list[TopText]
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """Text of one choice that became final, with the tokens it is made of."""
+
+    text: str
+    tokens: list[TokenText] | None = None
+    """None unless logprobs were asked for."""
+    offsets: list[int] = []
+    """Of each token: characters of the choice's text before it."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     """Of every prompt once, however many choices were drawn from it."""
@@ -45,10 +55,8 @@ class ChoiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One whole choice of an unstreamed answer."""
 
     index: int
-    text: str
+    piece: Piece
     finish_reason: FinishReason
-    tokens: list[TokenText] | None = None
-    """None unless logprobs were asked for."""
 
 
 class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +74,7 @@ class ChunkEncoder(Protocol):
 
     def start(self, index: int) -> bytes: ...
 
-    def text(self, index: int, text: str, tokens: list[TokenText] | None, text_offset: int) -> bytes: ...
+    def piece(self, index: int, piece: Piece) -> bytes: ...
 
     def finish(self, index: int, reason: FinishReason) -> bytes: ...
 
@@ -83,9 +91,9 @@ class ChatChunks:
     def start(self, index: int) -> bytes:
         return self._choice(index, b'{"role":"assistant","content":""}', b"null", b"null")
 
-    def text(self, index: int, text: str, tokens: list[TokenText] | None, text_offset: int) -> bytes:  # noqa: ARG002
-        logprobs = b"null" if tokens is None else _encode(_chat_logprobs(tokens))
-        return self._choice(index, b'{"content":' + _encode(text) + b"}", logprobs, b"null")
+    def piece(self, index: int, piece: Piece) -> bytes:
+        logprobs = b"null" if piece.tokens is None else _encode(_chat_logprobs(piece))
+        return self._choice(index, b'{"content":' + _encode(piece.text) + b"}", logprobs, b"null")
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         return self._choice(index, b"{}", b"null", _encode(reason.value))
@@ -114,9 +122,9 @@ class CompletionChunks:
     def start(self, index: int) -> bytes:  # noqa: ARG002
         return b""
 
-    def text(self, index: int, text: str, tokens: list[TokenText] | None, text_offset: int) -> bytes:
-        logprobs = b"null" if tokens is None else _encode(_completion_logprobs(tokens, text_offset))
-        return self._choice(index, _encode(text), logprobs, b"null")
+    def piece(self, index: int, piece: Piece) -> bytes:
+        logprobs = b"null" if piece.tokens is None else _encode(_completion_logprobs(piece))
+        return self._choice(index, _encode(piece.text), logprobs, b"null")
 
     def finish(self, index: int, reason: FinishReason) -> bytes:
         return self._choice(index, b'""', b"null", _encode(reason.value))
@@ -140,8 +148,8 @@ def chat_answer(head: AnswerHead, choices: list[ChoiceAnswer], usage: Usage) -> 
     rows: list[dict[str, object]] = [
         {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": None if choice.tokens is None else _chat_logprobs(choice.tokens),
+            "message": {"role": "assistant", "content": choice.piece.text, "refusal": None},
+            "logprobs": _chat_logprobs(choice.piece),
             "finish_reason": choice.finish_reason.value,
         }
         for choice in choices
@@ -154,8 +162,8 @@ def completion_answer(head: AnswerHead, choices: list[ChoiceAnswer], usage: Usag
     rows: list[dict[str, object]] = [
         {
             "index": choice.index,
-            "text": choice.text,
-            "logprobs": None if choice.tokens is None else _completion_logprobs(choice.tokens, 0),
+            "text": choice.piece.text,
+            "logprobs": _completion_logprobs(choice.piece),
             "finish_reason": choice.finish_reason.value,
         }
         for choice in choices
@@ -220,22 +228,24 @@ def _usage(usage: Usage) -> dict[str, object]:
     }
 
 
-def _chat_logprobs(tokens: list[TokenText]) -> dict[str, object]:
-    return {"content": tokens, "refusal": None}
+def _chat_logprobs(piece: Piece) -> dict[str, object] | None:
+    return None if piece.tokens is None else {"content": piece.tokens, "refusal": None}
 
 
-def _completion_logprobs(tokens: list[TokenText], text_offset: int) -> dict[str, object]:
-    """The older shape: four parallel lists. Offsets count characters from the start of the choice's text."""
-    offsets = []
-    for token in tokens:
-        offsets.append(text_offset)
-        text_offset += len(token.token)
+def _completion_logprobs(piece: Piece) -> dict[str, object] | None:
+    """The older shape: four parallel lists."""
+    if piece.tokens is None:
+        return None
     return {
-        "tokens": [token.token for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [
-            None if token.logprob is None else {top.token: top.logprob for top in token.top_logprobs}
-            for token in tokens
-        ],
-        "text_offset": offsets,
+        "tokens": [token.token for token in piece.tokens],
+        "token_logprobs": [token.logprob for token in piece.tokens],
+        "top_logprobs": [_top_by_text(token) for token in piece.tokens],
+        "text_offset": piece.offsets,
     }
+
+
+def _top_by_text(token: TokenText) -> dict[str, float] | None:
+    """None for the first token of a prompt. Where two tokens have one text, the likelier one is kept."""
+    if token.logprob is None:
+        return None
+    return {top.token: top.logprob for top in reversed(token.top_logprobs)}

@@ -1,7 +1,7 @@
 """Hop 8 and 11: one message a step, each way, between the app and its engine process.
 
 Frames are a 4-byte little-endian length and a msgpack body, over a socket pair. Deadlines may travel as monotonic
-times because both ends are processes of one host.
+times because both ends are processes of one host. `Start` comes first; the engine answers with progress, then `Ready`.
 """
 
 import struct
@@ -10,33 +10,63 @@ import msgspec
 
 from tailrace.cost.memory import MemoryPlan as MemoryPlan
 from tailrace.cost.shape import ModelShape
+from tailrace.engine.config import EngineConfig
 from tailrace.engine.step import SchedulerStats, SequenceEvent
+from tailrace.executor.settings import ExecutorSettings
 from tailrace.request import FinishReason, RequestId, SamplingParams, SequenceId
 
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 
 
+class ModeledFaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes wrong in a modeled engine: a prompt that *starts* with the token named triggers it."""
+
+    die_token: int | None = None
+    """The process kills itself in the middle of the step."""
+    hang_token: int | None = None
+    """The step never ends and cannot be interrupted."""
+    fail_token: int | None = None
+    """The step fails, whenever that sequence is in it."""
+    start_label: str | None = None
+    """The start fails with the error of that label."""
+
+
 class ModeledSpec(msgspec.Struct, frozen=True, kw_only=True, tag="modeled"):
-    """The model without a model, in real time: tests of everything around the kernels."""
+    """An engine without a model, in real time: tests of everything around the kernels."""
 
     num_blocks: int
     vocab_size: int
     context_tokens_max: int
+    step_sizes: tuple[int, ...] = (64, 128, 256)
+    step_fixed_ms: float = 1.0
+    token_us: float = 10.0
+    end_ratio: float = 0.0
+    """Probability that an end token is the most probable one at a position."""
+    faults: ModeledFaults = ModeledFaults()
 
 
 class OpenVinoSpec(msgspec.Struct, frozen=True, kw_only=True, tag="openvino"):
+    """A converted model on the real kernels."""
+
     model_xml: str
+    """Path of the IR; its weights lie beside it."""
     shape: ModelShape
+    settings: ExecutorSettings = ExecutorSettings()
+    context_tokens_max: int | None = None
+    """None: what the model was trained for."""
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All an engine process is made from."""
+    """All an engine process is made from; plain values, so that a restart makes the same engine."""
 
     executor: OpenVinoSpec | ModeledSpec
-    end_token_ids: tuple[int, ...]
+    engine: EngineConfig = EngineConfig()
+    end_token_ids: tuple[int, ...] = ()
     step_log_max: int = 4_096
-    """Steps kept for `ReadSteps`."""
+    """Steps kept for `ReadSteps`; about a minute and a half at 50 steps a second."""
+    step_timeout_ms_min: int = 10_000
+    """Floor of the bound that makes a step a hang: a loaded machine may steal seconds."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):

@@ -129,8 +129,10 @@ def plan_memory(
     kv_dtype: str,
     context_tokens_max: int,
     kv_memory: KvMemory | None,
+    block_bytes: int | None = None,
 ) -> MemoryPlan:
-    """The split of `available_bytes`, which is what the process may use with weights and all.
+    """The split of `available_bytes`, which is what the process may use with weights and all. `block_bytes` is the
+    compiled model's, where there is one (some models cache more heads than their configuration says).
 
     Raises ConfigError when not even one block is left, or when the bytes asked for are not there.
     """
@@ -144,7 +146,7 @@ def plan_memory(
             pool = int(left * ratio)
         case _:
             raise AssertionError("a KV memory wish has bytes or a ratio")
-    block = kv_block_bytes(shape, kv_dtype)
+    block = block_bytes or kv_block_bytes(shape, kv_dtype)
     num_blocks = max(pool, 0) // block
     if num_blocks < 1 or pool > left:
         raise ConfigError(
@@ -159,7 +161,7 @@ def plan_memory(
         kv_pool_bytes=num_blocks * block,
         scratch_bytes=scratch_bytes,
         available_bytes=available_bytes,
-        kv_bytes_per_token=kv_bytes_per_token(shape, kv_dtype),
+        kv_bytes_per_token=-(-block // TOKENS_PER_BLOCK),
         num_blocks=num_blocks,
         kv_dtype=kv_dtype,
         kv_tokens=num_blocks * TOKENS_PER_BLOCK,

@@ -99,7 +99,8 @@ def start_executor(
     if context_tokens_max is not None and memory.kv_tokens < context_tokens_max:
         raise ConfigError(
             f"the KV pool of {format_bytes(memory.kv_pool_bytes)} holds {memory.kv_tokens} tokens, fewer than one "
-            f"context of {context_tokens_max}: raise executor.kv_memory, take executor.kv_dtype u8 or lower the context",
+            f"context of {context_tokens_max}: raise executor.kv_memory, set executor.kv_dtype to u8 or lower "
+            "context_tokens_max",
             param="executor.kv_memory",
         )
     on_phase("allocate", describe_memory(memory, context))

@@ -60,7 +60,12 @@ def _verbs(command: Any, path: str) -> list[tuple[str, Any]]:
 
 def _help(command: Any, path: str) -> str:
     context = command.context_class(
-        command, info_name=path, terminal_width=HELP_WIDTH, max_content_width=HELP_WIDTH, color=False
+        command,
+        info_name=path,
+        terminal_width=HELP_WIDTH,
+        max_content_width=HELP_WIDTH,
+        color=False,
+        help_option_names=["--help", "-h"],
     )
     return "\n".join(line.rstrip() for line in str(command.get_help(context)).splitlines()).strip()
 
@@ -131,14 +136,16 @@ def _default_text(field: msgspec.structs.FieldInfo) -> str:
     else:
         value = field.default
     if value is None:
-        return "none or computed"
+        return "unset"
     if isinstance(value, tuple):
         value = list(value)
     return f"`{msgspec.json.encode(value).decode()}`"
 
 
 def _first_line(kind: type) -> str:
-    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
+    """Of the class's own docstring, else of its module's."""
+    text = kind.__dict__.get("__doc__") or sys.modules[kind.__module__].__doc__ or ""
+    return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())
 
 
 def http_api_page(page: str) -> str:

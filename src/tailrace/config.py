@@ -150,12 +150,9 @@ def flag_assignments(flags: Mapping[str, tuple[str, Any]]) -> list[Assignment]:
     """Named flags as assignments: `{"--port": ("worker.port", 8000)}`; None means that the flag was not given."""
     given = []
     for flag, (name, value) in flags.items():
-        if value is None:
-            continue
-        section, _, key = name.partition(".")
-        text = value if isinstance(value, str) else None
-        parsed = _toml_value(value) if isinstance(value, str) else value
-        given.append(Assignment(section=section, key=key, value=parsed, origin=flag, text=text))
+        if value is not None:
+            section, _, key = name.partition(".")
+            given.append(Assignment(section=section, key=key, value=value, origin=flag))
     return given
 
 
@@ -167,7 +164,7 @@ def rows(configuration: Configuration, resolved: Mapping[str, Resolved] | None =
             value = getattr(section, field.name)
             origin = configuration.origins.get((name, field.name))
             found = (resolved or {}).get(f"{name}.{field.name}")
-            if found is not None and (origin is None or found.value != value):
+            if found is not None and found.value != value:
                 value, origin = found.value, origin or "computed"
             if field.name in SECRET_KEYS:
                 value = "(set)" if value else None

@@ -13,6 +13,7 @@ from tailrace.errors import TailraceError
 
 if TYPE_CHECKING:
     from tailrace.cli.backend import AskOptions, Backend, Turn
+    from tailrace.cli.compose import Prepared, Settings
     from tailrace.request import Message
 
 EPILOG = """\b
@@ -50,7 +51,8 @@ def chat(
     config: str | None = options.CONFIG,
     assignments: list[str] | None = options.SET,
 ) -> None:
-    """Talk with a model, or with any OpenAI-compatible address; answers stream."""
+    """Talk with a model or an OpenAI-compatible address."""
+    from tailrace.cli import compose
     from tailrace.cli.backend import AskOptions
 
     ask_options = AskOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
@@ -63,28 +65,24 @@ def chat(
         threads=threads,
     )
     with asyncio.Runner() as runner:
-        backend = runner.run(_open(target, model, api_key, config, assignments, flags))
+        if target.startswith(("http://", "https://")):
+            from tailrace.cli.remote import RemoteBackend
+
+            backend: Backend = runner.run(RemoteBackend.connect(target, model=model, api_key=api_key))
+        else:
+            settings = compose.load_settings(config, assignments, flags)
+            backend = runner.run(_start(compose.prepare(target, settings), settings))
         try:
             Conversation(runner, backend, ask_options, system).run(_lines())
         finally:
             runner.run(backend.close())
 
 
-async def _open(
-    target: str,
-    model: str | None,
-    api_key: str | None,
-    config: str | None,
-    assignments: list[str] | None,
-    flags: options.Flags,
-) -> "Backend":
-    if target.startswith(("http://", "https://")):
-        from tailrace.cli.remote import RemoteBackend
-
-        return await RemoteBackend.connect(target, model=model, api_key=api_key)
+async def _start(prepared: "Prepared", settings: "Settings") -> "Backend":
+    from tailrace.cli.compose import start_engine
     from tailrace.cli.local import LocalBackend
 
-    return await LocalBackend.start(target, config, assignments, flags)
+    return await LocalBackend.of(await start_engine(prepared, settings))
 
 
 def _lines() -> Iterator[str]:

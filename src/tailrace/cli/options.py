@@ -1,6 +1,7 @@
 """Options that several verbs share, and what each is an alias of. Help names the other engines' words."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,6 +17,9 @@ CONFIG: Any = typer.Option(
 )
 SET: Any = typer.Option(
     None, "--set", metavar="SECTION.KEY=VALUE", help="Any value of the configuration; repeat it. Wins over the file."
+)
+CORS: Any = typer.Option(
+    None, "--cors", metavar="ORIGIN", help="Origin a browser may call from; repeat it, * allows all."
 )
 JSON: Any = typer.Option(False, "--json", help="Print JSON.")
 
@@ -65,9 +69,16 @@ def engine_flags(
     """The flags of every verb that runs an engine."""
     return {
         "--chat-template": ("model.chat_template", chat_template),
-        "--context-tokens-max": ("engine.context_tokens_max", context_tokens_max),
+        "--context-tokens-max": ("executor.context_tokens_max", context_tokens_max),
         "--weights": ("model.weights", weights),
         "--kv-memory": ("executor.kv_memory", kv_memory),
         "--kv-dtype": ("executor.kv_dtype", kv_dtype),
         "--threads": ("executor.threads", threads),
     }
+
+
+def cache_dir(config: str | None, assignments: list[str] | None) -> Path:
+    """Of the prepared models, for verbs that need nothing else of the settings."""
+    from tailrace.cli.compose import load_settings
+
+    return load_settings(config, assignments).cache_dir

@@ -6,9 +6,6 @@ from typing import Any
 
 import msgspec
 
-MIB = 1024 * 1024
-GIB = 1024 * MIB
-
 
 def print_json(value: Any) -> None:
     """One JSON document, indented, on standard output."""
@@ -31,31 +28,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset
     return "\n".join(lines)
 
 
-def size(num_bytes: int) -> str:
-    """Bytes for reading: MiB below one GiB, GiB above."""
-    if num_bytes < GIB:
-        return f"{num_bytes / MIB:,.1f} MiB"
-    return f"{num_bytes / GIB:,.2f} GiB"
-
-
-def milliseconds(duration_ns: int) -> str:
-    return f"{duration_ns / 1e6:,.0f} ms"
-
-
 class ProgressLine:
-    """Progress on standard error: one line rewritten at a terminal, one line a message elsewhere."""
+    """Progress on standard error: one line rewritten at a terminal, one line a phase elsewhere."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._shown = ""
 
-    def show(self, text: str) -> None:
-        if text == self._shown:
-            return
+    def show(self, text: str, detail: str = "") -> None:
+        """`detail` changes often (a ratio); it is for a terminal only."""
         if self._live:
-            sys.stderr.write(f"\r\x1b[2K{text}")
+            sys.stderr.write(f"\r\x1b[2K{text} {detail}".rstrip())
             sys.stderr.flush()
-        else:
+        elif text != self._shown:
             note(text)
         self._shown = text
 

@@ -1,10 +1,16 @@
 """`tailrace serve`: a model as an HTTP service."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import typer
 
 from tailrace.cli import options
+
+if TYPE_CHECKING:
+    import socket
+
+    from tailrace.cli.compose import Prepared, Settings
 
 EPILOG = """\b
 Examples:
@@ -54,9 +60,7 @@ def serve(
         None, "--batching", metavar="continuous|static", help="static admits only into an empty batch (a baseline)."
     ),
     seed: int | None = typer.Option(None, "--seed", help="Base of the seeds of requests that name none."),
-    cors: list[str] | None = typer.Option(
-        None, "--cors", metavar="ORIGIN", help="Origin a browser may call from; repeat it, * allows all."
-    ),
+    cors: list[str] | None = options.CORS,
     debug_steps: bool = typer.Option(False, "--debug-steps", help="Serve the step log at /debug/steps."),
     config: str | None = options.CONFIG,
     assignments: list[str] | None = options.SET,
@@ -86,4 +90,47 @@ def serve(
     from tailrace.cli import compose
 
     settings = compose.load_settings(config, assignments, flags)
-    asyncio.run(_serve(model, settings))
+    _run(model, settings)
+
+
+def _run(model: str, settings: "Settings") -> None:
+    """Binds first: a port in use is told before minutes of conversion."""
+    import uvloop
+
+    from tailrace.cli import compose
+    from tailrace.worker.serve import bind
+
+    listener = bind(settings.worker)
+    try:
+        prepared = compose.prepare(model, settings)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(prepared, settings, listener))
+    finally:
+        listener.close()
+
+
+async def _serve(prepared: "Prepared", settings: "Settings", listener: "socket.socket") -> None:
+    from tailrace.cli import compose
+    from tailrace.cli.output import note
+    from tailrace.cli.start_text import start_text
+    from tailrace.worker.app import create_app
+    from tailrace.worker.serve import Phase, run_server
+
+    composition = await compose.start_engine(prepared, settings)
+    service = composition.service
+
+    def on_phase(phase: Phase, address: str) -> None:
+        match phase:
+            case Phase.LISTENING:
+                needs_key = settings.worker.api_key is not None
+                name = service.model.names[0]
+                note(start_text(prepared.manifest, composition.ready, address, name, needs_key=needs_key))
+            case Phase.DRAINING:
+                note(f"draining: {service.num_open} requests run; a second signal stops at once")
+            case Phase.STOPPING:
+                note("stopped")
+
+    try:
+        await run_server(create_app(service, settings.worker), service, listener, on_phase=on_phase)
+    finally:
+        await composition.engine.close()

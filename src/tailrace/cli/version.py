@@ -16,7 +16,7 @@ _SHOWN = ("openvino", "openvino-genai", "nncf", "tokenizers", "numpy")
 def version(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Print the versions of tailrace and of the libraries that decide its results."""
+    """Print the versions of tailrace and its libraries."""
     from tailrace.cli.output import print_json
 
     found = {"tailrace": __version__, "python": platform.python_version()}

@@ -1,0 +1,149 @@
+"""From settings to a running engine, once for all verbs: settings, prepared model, engine spec, engine and service.
+
+Nothing here computes: sections come from `config`, the model from `model.source`, the engine is the child of `worker`.
+"""
+
+import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tailrace import config
+from tailrace.cli.options import Flags
+from tailrace.cli.output import ProgressLine
+from tailrace.engine.config import EngineConfig
+from tailrace.executor.settings import ExecutorSettings
+from tailrace.model.manifest import ModelManifest
+from tailrace.model.settings import ModelSettings
+from tailrace.model.text import TextModel
+from tailrace.worker.channel import EngineSpec, OpenVinoSpec, Progress, Ready
+from tailrace.worker.engine_client import EngineClient
+from tailrace.worker.service import ServedModel, Service
+from tailrace.worker.settings import WorkerSettings
+
+SECTION_TYPES: dict[str, type[msgspec.Struct]] = {
+    "model": ModelSettings,
+    "executor": ExecutorSettings,
+    "engine": EngineConfig,
+    "worker": WorkerSettings,
+}
+"""Sections by name; each is defined in the folder of that name."""
+
+
+_PHASES = {
+    "hash": "reading it",
+    "wait": "another process prepares it",
+    "dequantise": "dequantising",
+    "build": "building",
+    "compress": "compressing to int8",
+    "check": "checking its logits",
+}
+"""Phases of `model.source.Progress` as shown."""
+
+
+class Settings(NamedTuple):
+    """The decoded sections, and where each value came from."""
+
+    configuration: config.Configuration
+    model: ModelSettings
+    executor: ExecutorSettings
+    engine: EngineConfig
+    worker: WorkerSettings
+    cache_dir: Path
+
+
+class Prepared(NamedTuple):
+    """A model in the cache, ready for an engine."""
+
+    directory: Path
+    manifest: ModelManifest
+    text_model: TextModel
+
+
+class Composition(NamedTuple):
+    """A running engine and the service in front of it. Whoever holds it closes the engine."""
+
+    engine: EngineClient
+    service: Service
+    ready: Ready
+
+
+def load_settings(config_path: str | None, assignments: list[str] | None, flags: Flags | None = None) -> Settings:
+    """File, then `--set`, then named flags. Raises ConfigError."""
+    environment = config.read_environment()
+    path = Path(config_path) if config_path is not None else environment.config_path
+    given = [config.parse_assignment(text) for text in assignments or []]
+    configuration = config.load(SECTION_TYPES, path, [*given, *config.flag_assignments(flags or {})])
+    model = configuration.section(ModelSettings)
+    return Settings(
+        configuration=configuration,
+        model=model,
+        executor=configuration.section(ExecutorSettings),
+        engine=configuration.section(EngineConfig),
+        worker=configuration.section(WorkerSettings),
+        cache_dir=environment.cache_dir if model.cache_dir is None else Path(model.cache_dir).expanduser(),
+    )
+
+
+def prepare(name: str, settings: Settings) -> Prepared:
+    """Finds and, once, converts the model. Blocks; call it outside an event loop, so that Ctrl-C works.
+
+    Raises ModelRefused, ModelSourceError or ConfigError.
+    """
+    from tailrace.model.source import find_model, prepare_model
+
+    progress = ProgressLine()
+    try:
+        prepared = prepare_model(
+            find_model(name),
+            weights=settings.model.weights,
+            cache_dir=settings.cache_dir,
+            progress=lambda phase, ratio: progress.show(
+                f"preparing {name}: {_PHASES.get(phase, phase)}", f"{ratio:.0%}"
+            ),
+        )
+    finally:
+        progress.done()
+    text_model = TextModel.load(prepared.directory, chat_template=settings.model.chat_template)
+    return Prepared(prepared.directory, prepared.manifest, text_model)
+
+
+def engine_spec(prepared: Prepared, settings: Settings) -> EngineSpec:
+    """What the engine child is made from."""
+    executor = OpenVinoSpec(
+        model_xml=str(prepared.directory / "openvino_model.xml"),
+        shape=prepared.manifest.shape,
+        settings=settings.executor,
+        context_tokens_max=settings.executor.context_tokens_max,
+    )
+    ends = set(prepared.manifest.end_token_ids) | prepared.text_model.end_token_ids
+    return EngineSpec(executor=executor, engine=settings.engine, end_token_ids=tuple(sorted(ends)))
+
+
+async def start_engine(prepared: Prepared, settings: Settings) -> Composition:
+    """Starts the engine child and waits until it is ready. Raises what the child names, or StartFailed."""
+    engine = EngineClient(engine_spec(prepared, settings))
+    progress = ProgressLine()
+
+    def on_progress(message: Progress) -> None:
+        progress.show(f"{message.phase}: {message.message}")
+
+    try:
+        ready = await engine.start(on_progress)
+    finally:
+        progress.done()
+    service = Service(engine, prepared.text_model, served_model(prepared.manifest, settings.worker), settings.worker)
+    return Composition(engine, service, ready)
+
+
+def served_model(manifest: ModelManifest, worker: WorkerSettings) -> ServedModel:
+    """The model as callers see it."""
+    created = datetime.datetime.fromisoformat(manifest.created_at)
+    return ServedModel(
+        names=(worker.served_model_name or manifest.name,),
+        source=manifest.source,
+        content_hash=manifest.content_hash,
+        created=int(created.timestamp()),
+        defaults=manifest.sampling_defaults,
+    )

@@ -1,0 +1,62 @@
+"""What a service says when it starts: weights, memory plan, limits, address. Pure: values in, text out."""
+
+from tailrace.cost.memory import MemoryPlan, format_bytes, sequences_that_fit
+from tailrace.model.manifest import ModelManifest
+from tailrace.worker.channel import Ready
+
+_LENGTHS = (512, 2048)
+"""Tokens of the sequences that the plan is explained with, beside the whole context."""
+
+
+def weights_line(manifest: ModelManifest) -> str:
+    """Which format the weights have, and what it cost."""
+    shown = {"as_is": "as in the source"}.get(manifest.weights_format, manifest.weights_format)
+    cost = manifest.gate.kl_weights_against_source
+    against = "" if cost is None else f", KL {cost:.2g} against the source"
+    return (
+        f"model    {manifest.name} ({manifest.shape.num_parameters / 1e6:,.0f}M parameters), weights {shown}{against}, "
+        f"hash {manifest.content_hash[:12]}"
+    )
+
+
+def memory_lines(plan: MemoryPlan, context_tokens_max: int) -> list[str]:
+    """Where the bytes go, and how many sequences that holds."""
+    lengths = [*(n for n in _LENGTHS if n < context_tokens_max), context_tokens_max]
+    fits = ", ".join(f"{sequences_that_fit(plan, n):,} of {n:,}" for n in lengths)
+    return [
+        f"memory   weights {format_bytes(plan.weights_bytes)}, KV pool {format_bytes(plan.kv_pool_bytes)}, "
+        f"scratch {format_bytes(plan.scratch_bytes)}, of {format_bytes(plan.available_bytes)} available",
+        f"KV pool  {plan.num_blocks:,} blocks, {plan.kv_tokens:,} tokens, {plan.kv_dtype}, "
+        f"{format_bytes(plan.kv_bytes_per_token)} a token",
+        f"fits     {fits} tokens (sequences, nothing shared)",
+    ]
+
+
+def limits_line(ready: Ready) -> str:
+    target = "none" if ready.itl_target_ms is None else f"{ready.itl_target_ms:g} ms"
+    return (
+        f"engine   context {ready.context_tokens_max:,} tokens, {ready.sequences_max} sequences at once, "
+        f"{ready.token_budget} tokens a step, ITL target {target}, {ready.num_threads} threads"
+    )
+
+
+def address_lines(address: str, model_name: str, *, needs_key: bool) -> list[str]:
+    """The address, and a command that tries it."""
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
+    name = model_name.replace("'", "'\\''")
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Name three rivers."}}]}}'
+    return [
+        f"ready    {address}/v1",
+        f"try      curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+    ]
+
+
+def start_text(manifest: ModelManifest, ready: Ready, address: str, model_name: str, *, needs_key: bool) -> str:
+    return "\n".join(
+        [
+            weights_line(manifest),
+            *memory_lines(ready.memory, ready.context_tokens_max),
+            limits_line(ready),
+            *address_lines(address, model_name, needs_key=needs_key),
+        ]
+    )

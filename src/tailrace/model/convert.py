@@ -75,6 +75,8 @@ def main() -> None:
     reporter = Reporter(_private_stdout())
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ConversionJob)
     _die_with_parent(job.parent_pid)
+    # NNCF reports its use over the network unless this package cannot be imported.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     try:
         manifest = convert_gguf(job, reporter) if job.kind == "gguf" else convert_ir(job, reporter)
         (Path(job.target) / MANIFEST_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))

@@ -7,6 +7,8 @@ leaves by itself. Whatever ends the child closes its socket, so `lost` is the on
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -92,8 +94,9 @@ class EngineChild(asyncio.Protocol):
         """SIGKILL, which also ends a stopped process. The first `fault` given is kept as the cause."""
         self.fault = self.fault or fault
         if self._process is not None and self._process.returncode is None:
+            # Not `Process.kill`: that polls first, takes the exit status away from the loop's watcher and loses it.
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def reap(self) -> None:
         """Waits for the end of a child whose socket is closed; kills it when that takes too long."""

@@ -217,8 +217,9 @@ class EngineClient:
         child = self._child
         if child is not None:
             child.send(Stop())
-            await asyncio.wait([child.lost], timeout=_STOP_S)
-            child.kill()
+            done, _ = await asyncio.wait([child.lost], timeout=_STOP_S)
+            if not done:
+                child.kill("it did not stop when asked")
         await asyncio.wait([self._supervisor])
 
     # Sending

@@ -6,12 +6,15 @@ Phases (`Progress.phase`, `Ready.startup_ms`): load, compile, allocate, warm_up.
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
 from typing import NamedTuple, assert_never
 
 from tailrace.clock import NS_PER_MS, monotonic_ns
-from tailrace.cost.step_time import StepCoefficients, StepFeatures, StepTimeModel
-from tailrace.engine.config import ResolvedConfig
+from tailrace.cost.step_time import PRIOR, StepCoefficients, StepFeatures, StepTimeModel
+from tailrace.engine.budget import features_of
+from tailrace.engine.config import EngineConfig, ResolvedConfig
 from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.step import Executor, ExecutorLimits, StepPlan
 from tailrace.errors import LABEL_TO_ERROR, StartFailed
@@ -67,7 +70,7 @@ def start_engine(spec: EngineSpec, on_phase: OnPhase) -> StartedEngine:
         case ModeledSpec():
             built = _build_modeled(spec.executor, spec.end_token_ids, timer)
         case OpenVinoSpec():
-            built = _build_openvino(spec.executor, timer)
+            built = _build_openvino(spec.executor, spec.engine, timer)
         case _:
             assert_never(spec.executor)
     scheduler = Scheduler(spec.engine, built.executor.limits, frozenset(spec.end_token_ids), built.step_time)
@@ -145,5 +148,41 @@ def _modeled_fault(plan: StepPlan, faults: ModeledFaults) -> Fault | None:
     return None
 
 
-def _build_openvino(spec: OpenVinoSpec, timer: PhaseTimer) -> _Built:
-    raise StartFailed(f"no kernels yet for {spec.model_xml} {timer}")
+def _build_openvino(spec: OpenVinoSpec, engine: EngineConfig, timer: PhaseTimer) -> _Built:
+    # Here, because the modeled engine must start in a tenth of a second and the kernels take longer to import.
+    from tailrace.executor.start import start_executor
+
+    observations: list[tuple[StepFeatures, int]] = []
+
+    def observe(plan: StepPlan, duration_ns: int) -> None:
+        before = observations[-1][0].tokens if observations else 0
+        observations.append((features_of(plan, before), duration_ns))
+
+    started = start_executor(
+        Path(spec.model_xml),
+        spec.shape,
+        spec.settings,
+        context_tokens_max=spec.context_tokens_max,
+        token_budget=engine.token_budget,
+        sequences_max=engine.sequences_max,
+        on_phase=timer.begin,
+        observe=observe,
+    )
+    return _Built(started.executor, calibrated_step_time(observations), started.memory, started.num_threads)
+
+
+def calibrated_step_time(observations: Sequence[tuple[StepFeatures, int]]) -> StepTimeModel:
+    """A step-time model that knows this machine and model, from warm-up steps (features, nanoseconds).
+
+    The prior is scaled as a whole first: warm-up has no long contexts, and the terms it never excites (KV read,
+    repacked) are about as many times slower or faster as the others.
+    """
+    prior = StepTimeModel()
+    ratios = [duration_ns / max(1, prior.predict_ns(features)) for features, duration_ns in observations]
+    if not ratios:
+        return prior
+    ratio = median(ratios)
+    scaled = StepTimeModel(StepCoefficients(*(value * ratio for value in PRIOR)))
+    for features, duration_ns in observations:
+        scaled.observe(features, duration_ns)
+    return scaled

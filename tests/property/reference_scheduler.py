@@ -1,6 +1,7 @@
 """The obvious scheduler: one sequence at a time, first come first served, whole prompt, then one token a step.
 
-No batch, no sharing, no preemption. The real one must give the same texts, and when nothing is contended the same order.
+No batch, no sharing, no preemption. The real one must give the same texts, and when nothing is contended the same
+order.
 """
 
 from tailrace.engine.sequence import Sequence

@@ -5,6 +5,8 @@ from typing import NamedTuple
 from tailrace.engine.blocks import BlockPool
 from tailrace.engine.prefix import PrefixesInProgress, extend_keys
 from tailrace.engine.sequence import Sequence, SequenceState
+from tailrace.engine.step import ExecutorLimits
+from tailrace.errors import ContextExceeded, InvalidRequest, KvExhausted
 
 
 class Admission(NamedTuple):
@@ -93,3 +95,24 @@ def _find_prefix(
     if leader is not None:
         return WaitFor(leader[0], leader[1] * tokens_per_block)
     return Admission(hits, None, 0, len(hits) * tokens_per_block) if hits else None
+
+
+def check_fits(sequence: Sequence, limits: ExecutorLimits) -> None:
+    """Raises InvalidRequest, ContextExceeded or KvExhausted for a sequence that could never run, even alone."""
+    num_prompt, context = sequence.num_prompt_tokens, limits.context_tokens_max
+    if num_prompt == 0:
+        raise InvalidRequest("the prompt has no tokens: send at least one", param="prompt")
+    if num_prompt >= context:
+        raise ContextExceeded(
+            f"the prompt has {num_prompt} tokens and the context holds {context}, the answer included: shorten the "
+            "prompt or raise context_tokens_max",
+            param="prompt",
+        )
+    computed_max = min(num_prompt + sequence.params.max_tokens, context) - 1  # the last token drawn is not computed
+    num_blocks = -(-computed_max // limits.tokens_per_block)
+    if num_blocks > limits.num_blocks:
+        raise KvExhausted(
+            f"prompt and answer may need {num_blocks} KV blocks and the pool has {limits.num_blocks}: lower max_tokens "
+            "or raise kv_memory",
+            param="max_tokens",
+        )

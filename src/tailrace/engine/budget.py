@@ -78,6 +78,11 @@ class StepBudget:
         self.closed = False
         """A trimmed chunk brought the total to a listed size: one more token would leave it."""
 
+    @property
+    def is_full(self) -> bool:
+        """No further token fits, whoever asks."""
+        return self.closed or self.tokens >= self._tokens_max
+
     def add_rows(self, num_rows: int, kv_read: int) -> None:
         """Decode rows: one token each, over contexts that add up to `kv_read`."""
         self.tokens += num_rows

@@ -19,17 +19,6 @@ def sampling_row(sequence: Sequence) -> SamplingRow:
     )
 
 
-def row_slice(sequence: Sequence) -> Slice:
-    """The last token alone: a decode row. On the hot path."""
-    return Slice(
-        sequence_id=sequence.sequence_id,
-        start=sequence.num_computed,
-        token_ids=sequence.token_ids[-1:],
-        block_ids=sequence.block_ids,
-        sampling=sampling_row(sequence),
-    )
-
-
 def chunk_slice(sequence: Sequence, num_tokens: int) -> Slice:
     """The next `num_tokens`; the last chunk draws a token. Prompt rows not reported before are asked for."""
     start, end = sequence.num_computed, sequence.num_computed + num_tokens
@@ -46,40 +35,47 @@ def chunk_slice(sequence: Sequence, num_tokens: int) -> Slice:
 
 
 def advance(sequence: Sequence, piece: Slice, result: SliceOutcome, now_ns: int) -> SequenceEvent | None:
-    """Appends the tokens drawn and says what happened; None when nothing did. The caller ends it on a finish reason."""
-    prompt_logprobs = result.prompt_logprobs
-    if prompt_logprobs:
-        # After a preemption rows are computed again; what was reported stays reported once.
-        reported = max(0, sequence.num_prompt_reported - piece.start)
-        sequence.num_prompt_reported = max(sequence.num_prompt_reported, piece.start + len(prompt_logprobs))
-        prompt_logprobs = prompt_logprobs[reported:]
+    """Appends the token drawn and says what happened; None when nothing did. The caller ends it on a finish reason."""
     drawn = result.token_ids
-    if not drawn:
-        assert piece.sampling is None, "a slice that asked for a token got none"
-        return (
-            SequenceEvent(sequence_id=sequence.sequence_id, prompt_logprobs=prompt_logprobs)
-            if prompt_logprobs
-            else None
-        )
-    assert piece.sampling is not None, "a token was drawn that nobody asked for"
-    assert len(drawn) == 1, "one token was asked for"
-    token_ids = sequence.token_ids
-    token_ids.append(drawn[0])
-    finish_reason = None
-    if drawn[0] in sequence.stop_ids:
-        finish_reason = FinishReason.STOP
-    elif len(token_ids) >= sequence.tokens_max:
-        finish_reason = FinishReason.LENGTH
-    if sequence.first_token_ns is not None:
-        return SequenceEvent(
-            sequence_id=sequence.sequence_id, token_ids=drawn, logprobs=result.logprobs, finish_reason=finish_reason
-        )
-    sequence.first_token_ns = now_ns
+    if sequence.first_token_ns is None or not drawn:
+        return _advance_prompt(sequence, piece, result, now_ns)
     return SequenceEvent(
         sequence_id=sequence.sequence_id,
         token_ids=drawn,
         logprobs=result.logprobs,
+        finish_reason=_append(sequence, drawn),
+    )
+
+
+def _append(sequence: Sequence, drawn: tuple[int, ...]) -> FinishReason | None:
+    token_ids = sequence.token_ids
+    token_ids += drawn
+    if drawn[0] in sequence.stop_ids:
+        return FinishReason.STOP
+    if len(token_ids) >= sequence.tokens_max:
+        return FinishReason.LENGTH
+    return None
+
+
+def _advance_prompt(sequence: Sequence, piece: Slice, result: SliceOutcome, now_ns: int) -> SequenceEvent | None:
+    """A chunk of the prompt, or of what a preemption took; perhaps with the first token."""
+    assert len(result.token_ids) == (piece.sampling is not None), "one token for a slice that asked for it, else none"
+    prompt_logprobs = result.prompt_logprobs
+    if prompt_logprobs:
+        # After a preemption rows are computed again; what was reported stays reported once.
+        num_known = max(0, sequence.num_prompt_reported - piece.start)
+        sequence.num_prompt_reported = max(sequence.num_prompt_reported, piece.start + len(prompt_logprobs))
+        prompt_logprobs = prompt_logprobs[num_known:]
+    if not result.token_ids:
+        if not prompt_logprobs:
+            return None
+        return SequenceEvent(sequence_id=sequence.sequence_id, prompt_logprobs=prompt_logprobs)
+    sequence.first_token_ns = now_ns
+    return SequenceEvent(
+        sequence_id=sequence.sequence_id,
+        token_ids=result.token_ids,
+        logprobs=result.logprobs,
         prompt_logprobs=prompt_logprobs,
         num_cached_tokens=sequence.num_cached_tokens,
-        finish_reason=finish_reason,
+        finish_reason=_append(sequence, result.token_ids),
     )

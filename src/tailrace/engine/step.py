@@ -9,6 +9,9 @@ A slice is a run of consecutive tokens of one sequence::
                      |-- in KV --|---- computed ----|
     block_ids        [b0][b1]...                  [bk]              covers start + n tokens, 32 a block
                                                   ^ logits of this row draw the token at position start + n
+
+The values made for every row of every step have `gc=False`: they are never part of a reference cycle, and a thousand
+of them a step would otherwise keep the garbage collector busy.
 """
 
 from collections.abc import Sequence as Seq
@@ -22,7 +25,7 @@ TOKENS_PER_BLOCK = 32
 """A property of the kernels, not of the cache shape (OpenVINO PagedAttention)."""
 
 
-class SamplingRow(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """All that one draw depends on, besides the logits."""
 
     params: SamplingParams
@@ -36,7 +39,7 @@ class SamplingRow(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int = 0
 
 
-class Slice(msgspec.Struct, frozen=True, kw_only=True):
+class Slice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of one sequence to be computed in one step."""
 
     sequence_id: SequenceId
@@ -53,7 +56,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     """With `num_prompt_logprobs`: the token that follows each row (len <= len(token_ids))."""
 
 
-class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One forward pass. `block_copies` (source, destination) are done first: copy-on-write."""
 
     step_id: StepId
@@ -65,7 +68,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(piece.token_ids) for piece in self.slices)
 
 
-class SliceOutcome(msgspec.Struct, frozen=True):
+class SliceOutcome(msgspec.Struct, frozen=True, gc=False):
     token_ids: tuple[int, ...] = ()
     """The drawn token (1..k+1 with speculation); empty when the slice asked for none."""
     logprobs: tuple[PositionLogprobs, ...] = ()
@@ -93,7 +96,7 @@ class StepFailed(msgspec.Struct, frozen=True):
 StepOutcome = StepDone | StepCut | StepFailed
 
 
-class SequenceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SequenceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a step, a cancel or a deadline did to one sequence. `finish_reason` set: it was the last event of it."""
 
     sequence_id: SequenceId

@@ -4,7 +4,7 @@ from bisect import insort
 from collections.abc import Iterator
 from operator import attrgetter
 
-from tailrace.engine.sequence import Sequence
+from tailrace.engine.sequence import Sequence, SequenceState
 
 LOOK_AHEAD = 32
 """Candidates that may be found not to fit in one step before admission gives up: bounds planning time on a full
@@ -58,3 +58,11 @@ class WaitingQueue:
 
     def _at(self, index: int) -> Sequence | None:
         return self._sequences[index] if index < len(self._sequences) else None
+
+    def check_invariants(self) -> None:
+        for sequence in self._sequences:
+            assert sequence.state is SequenceState.WAITING, "I4: a queued sequence does not wait"
+            assert sequence.leader is None, "I4: a follower is in the queue"
+            assert not sequence.block_ids, "I2: a waiting sequence holds blocks"
+            assert not sequence.followers, "I7: somebody waits for a sequence that does not run"
+        assert self._sequences == sorted(self._sequences, key=_by_rank), "the queue is not in order"

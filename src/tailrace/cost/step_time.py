@@ -57,29 +57,35 @@ _PRIOR_WEIGHT = 4.0
 """Variance of each prior coefficient, relative to its own square: wrong by a factor of three is expected."""
 _OUTLIER_RATIO = 1.0
 """A residual counts up to this share of the prediction, so one stall (page fault, stolen core) moves little."""
+_PACE_GAIN = 0.1
+"""Share of a step's ratio that enters the pace: a change of the whole machine's speed is followed in tens of steps."""
 
 
 class StepTimeModel:
-    """Recursive least squares with forgetting, on relative errors, coefficients kept non-negative.
+    """Recursive least squares with forgetting on relative errors, coefficients kept non-negative, times a pace.
 
     Relative errors, because a step of 8 ms and one of 300 ms must both be predicted well. Forgetting stops while the
-    covariance is as wide as the prior: otherwise hours of equal decode steps would blow up what they never excite.
+    covariance is as wide as the prior: otherwise hours of equal decode steps would blow up what they never excite. The
+    pace is a running ratio of measured to fitted: it follows a machine that became slower or faster as a whole, for
+    which the fit would need hundreds of steps.
     """
 
     def __init__(self, prior: StepCoefficients = PRIOR) -> None:
         self._scale = np.array([max(value, 1.0) for value in prior])
         self._theta = np.array([value / scale for value, scale in zip(prior, self._scale, strict=True)])
         self._covariance = np.eye(_NUM_TERMS) * _PRIOR_WEIGHT
-        self._publish()
-
-    def _publish(self) -> None:
-        self.coefficients = StepCoefficients(*(self._theta * self._scale).tolist())
+        self.coefficients = prior
+        """Fitted nanoseconds per unit, before the pace."""
+        self.pace = 1.0
 
     def predict_ns(self, features: StepFeatures) -> int:
         """Never negative. Pure Python: about a microsecond."""
+        return int(self.pace * self._fitted_ns(features))
+
+    def _fitted_ns(self, features: StepFeatures) -> float:
         tokens, kv_read, kv_repacked, query_kv, rows, changed = features
         of = self.coefficients
-        return int(
+        return (
             of.fixed
             + of.token * tokens
             + of.kv_read * kv_read
@@ -91,15 +97,18 @@ class StepTimeModel:
 
     def observe(self, features: StepFeatures, duration_ns: int) -> None:
         """Learns from one step that ran to its end. Costs tens of microseconds."""
-        predicted = max(self.predict_ns(features), 1)
-        weight = 1.0 / max(predicted, 1000)
-        terms = np.array((1.0, *features)) * self._scale * weight
-        residual = min(max((duration_ns - predicted) * weight, -_OUTLIER_RATIO), _OUTLIER_RATIO)
+        fitted = max(self._fitted_ns(features), 1000.0)
+        residual = duration_ns / fitted - 1.0
+        ratio = min(max(duration_ns / fitted, self.pace / 2), self.pace * 2)
+        self.pace += _PACE_GAIN * (ratio - self.pace)
+        terms = np.array((1.0, *features)) * self._scale / fitted
         spread = self._covariance @ terms
         gain = spread / (_FORGETTING + float(terms @ spread))
-        self._theta = np.maximum(self._theta + gain * residual, 0.0)
+        self._theta = np.maximum(self._theta + gain * min(max(residual, -_OUTLIER_RATIO), _OUTLIER_RATIO), 0.0)
+        self.coefficients = StepCoefficients(*(self._theta * self._scale).tolist())
+        if abs(residual) > _OUTLIER_RATIO:
+            return  # not believed in full, so it does not make the fit more certain
         covariance = self._covariance - np.outer(gain, spread)
         if float(covariance.trace()) < _PRIOR_WEIGHT * _NUM_TERMS * _FORGETTING:
             covariance /= _FORGETTING
         self._covariance = (covariance + covariance.T) * 0.5
-        self._publish()

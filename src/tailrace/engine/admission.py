@@ -27,7 +27,7 @@ class WaitFor(NamedTuple):
     num_tokens: int
 
 
-def decide_admission(
+def find_source(
     sequence: Sequence,
     pool: BlockPool,
     in_progress: PrefixesInProgress,
@@ -35,29 +35,29 @@ def decide_admission(
     tokens_per_block: int,
     prefix_caching: bool,
     may_wait: bool,
-    num_running: int,
-) -> Admission | WaitFor | None:
-    """None: not enough blocks now.
+) -> Admission | WaitFor:
+    """Where its first tokens can come from: a fork, the prefix cache, somebody who computes them now, or nowhere."""
+    found: Admission | WaitFor | None = None
+    if not sequence.wants_prompt_logprobs:
+        found = _find_fork(sequence, tokens_per_block, may_wait)
+        if found is None and prefix_caching:
+            found = _find_prefix(sequence, pool, in_progress, tokens_per_block, may_wait)
+    return found or Admission([], None, 0, 0)
 
-    Blocks for all its tokens are taken at once, so a prefill never stops half-way for memory. One block of headroom
-    for each running sequence is left to it: who is admitted into the last block is preempted in the next step. With
-    nothing running there is no headroom, so whatever fits alone is admitted.
+
+def size_admission(
+    sequence: Sequence, source: Admission, pool: BlockPool, *, tokens_per_block: int, num_running: int
+) -> Admission | None:
+    """With the number of new blocks; None when there are not enough now.
+
+    Blocks for all its tokens are taken at once, so a prefill never stops half-way for memory. One block of headroom is
+    left to each running sequence: who is admitted into the last block is preempted in the next step. With nothing
+    running there is no headroom, so whatever fits alone is admitted.
     """
-    found: Admission | WaitFor
-    if sequence.wants_prompt_logprobs:
-        found = Admission([], None, 0, 0)
-    else:
-        found = (
-            _find_fork(sequence, tokens_per_block, may_wait)
-            or (prefix_caching and _find_prefix(sequence, pool, in_progress, tokens_per_block, may_wait))
-            or Admission([], None, 0, 0)
-        )
-    if isinstance(found, WaitFor):
-        return found
-    num_new = -(-len(sequence.token_ids) // tokens_per_block) - len(found.shared)
-    if num_new + pool.count_unreferenced(found.shared) + num_running > pool.num_available:
+    num_new = -(-len(sequence.token_ids) // tokens_per_block) - len(source.shared)
+    if num_new + pool.count_unreferenced(source.shared) + num_running > pool.num_available:
         return None
-    return found._replace(num_new=num_new)
+    return source._replace(num_new=num_new)
 
 
 def _find_fork(sequence: Sequence, tokens_per_block: int, may_wait: bool) -> Admission | WaitFor | None:

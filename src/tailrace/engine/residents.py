@@ -36,7 +36,7 @@ class Residents:
     # Coming and going
 
     def start(self, sequence: Sequence, admission: Admission) -> None:
-        """From the queue into the batch, with the blocks that `decide_admission` found."""
+        """From the queue into the batch, with the blocks that `admission` found."""
         self._waiting.remove(sequence)
         self._waiting.count_overtaking(sequence)
         self.pool.acquire(admission.shared)

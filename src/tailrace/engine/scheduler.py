@@ -11,7 +11,7 @@ does (`progress`).
 import heapq
 
 from tailrace.cost.step_time import StepFeatures, StepTimeModel
-from tailrace.engine.admission import Admission, WaitFor, check_fits, decide_admission
+from tailrace.engine.admission import Admission, WaitFor, check_fits, find_source, size_admission
 from tailrace.engine.blocks import BlockPool
 from tailrace.engine.budget import StepBudget
 from tailrace.engine.config import EngineConfig as EngineConfig
@@ -104,6 +104,9 @@ class Scheduler:
             heapq.heappush(self._deadlines, (sequence.deadline_ns, sequence.sequence_id))
         self._waiting.add(sequence)
         self._num_submitted += 1
+        source = self._find_source(sequence)
+        if isinstance(source, WaitFor):  # at once, so that the leader inherits its class even while the queue stands
+            self._residents.park(sequence, source)
 
     def cancel(self, request_id: RequestId, now_ns: int) -> None:
         """Ends all choices of a request, in whatever state. An unknown one has ended already: nothing happens."""
@@ -196,25 +199,33 @@ class Scheduler:
         for sequence in self._waiting.candidates():
             if len(self._residents) >= self.config.sequences_max or (draft.budget.is_full and not is_static):
                 return
-            decision = decide_admission(
+            source = self._find_source(sequence)
+            if isinstance(source, WaitFor):
+                self._residents.park(sequence, source)
+                continue
+            admission = size_admission(
                 sequence,
+                source,
                 self._pool,
-                self._residents.in_progress,
                 tokens_per_block=self.limits.tokens_per_block,
-                prefix_caching=self.config.prefix_caching,
-                may_wait=not is_static,
                 num_running=len(self._residents),
             )
-            match decision:
-                case WaitFor():
-                    self._residents.park(sequence, decision)
-                case Admission(start=start):
-                    if is_static or draft.budget.fit_chunk(start, len(sequence.token_ids) - start) > 0:
-                        self._count_admission(sequence, decision, now_ns)
-                        self._residents.start(sequence, decision)
-                        draft.add_chunk(sequence)
-                case None:
-                    pass
+            if admission is None:
+                continue
+            if is_static or draft.budget.fit_chunk(source.start, len(sequence.token_ids) - source.start) > 0:
+                self._count_admission(sequence, admission, now_ns)
+                self._residents.start(sequence, admission)
+                draft.add_chunk(sequence)
+
+    def _find_source(self, sequence: Sequence) -> Admission | WaitFor:
+        return find_source(
+            sequence,
+            self._pool,
+            self._residents.in_progress,
+            tokens_per_block=self.limits.tokens_per_block,
+            prefix_caching=self.config.prefix_caching,
+            may_wait=self.config.batching == "continuous",
+        )
 
     def _count_admission(self, sequence: Sequence, admission: Admission, now_ns: int) -> None:
         """Cached tokens by source: prefix and fork count at the first admission, later ones are recomputation."""

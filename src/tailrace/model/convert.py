@@ -146,7 +146,9 @@ def build_ir(staged: Path, num_parameters: int) -> None:
     except Exception as error:  # the library raises bare RuntimeErrors
         reason = str(error).strip().splitlines()[-1]
     weights = staged.parent / IR_WEIGHTS_NAME
-    if not (staged.parent / IR_NAME).is_file() or not weights.is_file() or weights.stat().st_size < num_parameters * 2:
+    # Equal constants are stored once, so a whole file may be a little smaller; a cut one does not load in the gate.
+    expected_bytes = num_parameters * 2 * 0.9
+    if not (staged.parent / IR_NAME).is_file() or not weights.is_file() or weights.stat().st_size < expected_bytes:
         raise ModelSourceError(f"openvino-genai {_version('openvino-genai')} could not build the model: {reason}")
 
 

@@ -303,22 +303,33 @@ def test_a_deadline_ends_a_request_that_still_waits() -> None:
 
 
 def test_callers_who_connect_and_leave_do_not_stop_the_honest_ones() -> None:
+    leavers_max = 400
+
     async def body(client: EngineClient) -> None:
         honest = [submit(client, f"honest{i}", max_tokens=30) for i in range(2)]
         finals = asyncio.gather(*map(finals_of, honest))
-        leavers = 0
-        while not finals.done() and leavers < 5_000:
-            leaver = submit(client, f"leaver{leavers}", prompt=[5 + leavers % 900] * 600, max_tokens=50)
-            leavers += 1
+        stepped = asyncio.Event()
+        client.on_step(lambda _report: stepped.set())
+        leaver = submit(client, "leaver", prompt=[5] * 600)
+        for number in range(leavers_max):
+            # The worst they can do: be most of each step, and leave while it runs, with the next one in place.
+            stepped.clear()
+            await stepped.wait()
+            following = submit(client, f"leaver{number}", prompt=[6 + number] * 600)
             await asyncio.sleep(0.002)
             leaver.close()
-        assert finals.done(), f"{leavers} leavers kept the honest from ending"
+            leaver = following
+            if finals.done():
+                break
+        leaver.close()
+        assert finals.done(), f"{leavers_max} leavers kept the honest from ending"
         for one in await finals:
             assert only(one) == {(FinishReason.LENGTH, None)}
+        assert client.stats.steps_cut_total > 0, "the leavers had no effect: the test shows nothing"
         await client.drained()
         await all_blocks_free(client)
 
-    with_engine(modeled(step_fixed_ms=15, engine=EngineConfig(waiting_max=100_000)), body)
+    with_engine(modeled(step_fixed_ms=40), body)
 
 
 def test_a_step_that_serves_only_a_cancelled_request_is_cut() -> None:

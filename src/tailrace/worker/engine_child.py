@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from typing import cast
 
 from tailrace.clock import monotonic_ns
 from tailrace.worker.channel import FrameParser, FromEngine, ToEngine, encode_frame, from_engine_decoder
@@ -114,8 +115,8 @@ class EngineChild(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have the interface but not the base class.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self.last_message_ns = monotonic_ns()

@@ -30,8 +30,8 @@ _GROUP = 64
 """Tokens a group in two-level searches; only speed depends on it."""
 _NUCLEUS_PROBABILITY = 1e-3
 """First guess of what the least probable token of a nucleus has; only speed depends on it."""
-_SORT_MAX = 1024
-"""Candidates that are sorted rather than narrowed down; only speed depends on it."""
+_BUCKET_SHIFT = 20
+"""Leaves a float32's exponent and three bits of its mantissa."""
 
 
 def sample_rows(logits: Float32s, rows: Sequence[SamplingRow]) -> list[tuple[int, PositionLogprobs | None]]:
@@ -155,7 +155,7 @@ def _draw_truncated(weights: Float32s, params: SamplingParams, draw: float) -> i
     elif floor > 0.0:
         kept = np.flatnonzero(weights >= floor)
     else:
-        return _pick_in_groups(weights, draw)
+        return _pick(weights, draw)
     return int(kept[_pick(weights[kept], draw)])
 
 
@@ -177,37 +177,28 @@ def _nucleus(weights: Float32s, top_p: float) -> Int64s:
 def _nucleus_of(weights: Float32s, wanted: float) -> Int64s:
     """Ascending indices of the best tokens, up to and with the one at which their running sum reaches `wanted`.
 
-    Flat distributions have tens of thousands of candidates: halve the window in which the nucleus ends (as quickselect
-    does) until it is worth sorting.
+    Flat distributions have tens of thousands of candidates: only those of one bucket need sorting. A bucket is an
+    eighth of an octave: the bits of non-negative floats are in the order of the floats.
     """
-    above = 0.0  # weight of all tokens better than the window
-    low, high = np.float32(0.0), np.float32(np.inf)  # the window: low <= weight < high
-    window = weights
-    while len(window) > _SORT_MAX:
-        pivot = np.float32(window.mean(dtype=np.float64))
-        better = window[window >= pivot]
-        if len(better) == len(window):
-            break  # all equal
-        weight = float(better.sum(dtype=np.float64))
-        if above + weight >= wanted:
-            window, low = better, pivot
-        else:
-            window, high, above = window[window < pivot], pivot, above + weight
-    inside = np.flatnonzero((weights >= low) & (weights < high))
-    order = inside[np.argsort(-weights[inside], kind="stable")]
-    running = above + np.cumsum(weights[order], dtype=np.float64)
-    size = int(np.searchsorted(running, wanted, side="left")) + 1
-    return np.sort(np.concatenate((np.flatnonzero(weights >= high), order[:size])))
+    buckets = weights.view(np.int32) >> _BUCKET_SHIFT
+    lowest = int(buckets.min())
+    running = np.cumsum(np.bincount(buckets - lowest, weights=weights)[::-1])
+    place = min(int(np.searchsorted(running, wanted, side="left")), len(running) - 1)
+    last = lowest + len(running) - 1 - place
+    inside = np.flatnonzero(buckets == last)
+    inside = inside[np.argsort(-weights[inside], kind="stable")]
+    above = float(running[place - 1]) if place else 0.0
+    size = int(np.searchsorted(above + np.cumsum(weights[inside], dtype=np.float64), wanted, side="left")) + 1
+    kept = buckets > last
+    kept[inside[:size]] = True
+    return np.flatnonzero(kept)
 
 
 def _pick(weights: Float32s, draw: float) -> int:
-    """Index where the running sum passes `draw` (0 <= draw < 1) of the total; never one of weight 0."""
-    running = np.cumsum(weights, dtype=np.float64)
-    return _passed(weights, running, draw * float(running[-1]))
+    """Index where the running sum passes `draw` (0 <= draw < 1) of the total; never one of weight 0.
 
-
-def _pick_in_groups(weights: Float32s, draw: float) -> int:
-    """`_pick` over a whole vocabulary without a running sum of all of it: first the group, then the token in it."""
+    First the group, then the token in it: no running sum over a whole vocabulary.
+    """
     sums = _group_sums(weights)
     running = np.cumsum(sums, dtype=np.float64)
     target = draw * float(running[-1])

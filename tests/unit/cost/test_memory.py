@@ -131,8 +131,8 @@ def test_sizes_are_read(text: str, wish: KvMemory) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "GiB", "-1GiB", "2", "1000", "0", "0.0", "1.5", "2GiBs", "1e9", "nan", "inf", "0x10", "²GiB", "1..5GiB", "9" * 30, "50%",
-     "1 0GiB"],
+    ["", "GiB", "-1GiB", "2", "1000", "0", "0.0", "1.5", "2GiBs", "1e9", "nan", "inf", "0x10", "²GiB", "1..5GiB",
+     "9" * 30, "50%", "1 0GiB"],
 )  # fmt: skip
 def test_other_sizes_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="give bytes"):

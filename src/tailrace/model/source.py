@@ -215,7 +215,7 @@ def _convert(
         try:
             key = _run_job(job, stage, progress)
             directory = cache.publish(stage, cache_dir, key)
-        except (_DiskFull, OSError, ModelSourceError) as error:
+        except (_DiskFull, OSError, ModelSourceError, ModelRefused) as error:
             free = shutil.disk_usage(cache_dir).free
             if isinstance(error, _DiskFull | OSError) or free < _ROOM_MARGIN_BYTES // 8:
                 # Some libraries write on without a word when the disk is full, and fail on what they wrote.
@@ -229,7 +229,7 @@ def _convert(
 def _room_needed(source: ModelSource) -> int:
     """An F16 GGUF file and an F16 IR of it exist at once; an IR directory is linked."""
     if source.kind == "ir":
-        return _ROOM_MARGIN_BYTES
+        return 1024 * 1024
     from tailrace.model.gguf_file import open_gguf  # numpy's import is not wanted on the cached path
 
     return 2 * 2 * open_gguf(source.path).num_parameters + _ROOM_MARGIN_BYTES

@@ -57,6 +57,9 @@ _PRIOR_WEIGHT = 4.0
 """Variance of each prior coefficient, relative to its own square: wrong by a factor of three is expected."""
 _OUTLIER_RATIO = 1.0
 """A residual counts up to this share of the prediction, so one stall (page fault, stolen core) moves little."""
+_NUM_SCALING_STEPS = 8
+"""The first steps scale the prior as a whole (their mean ratio): machines differ more in speed than in shape, and what
+the first steps do not exercise must not stay at another machine's speed."""
 _PACE_GAIN = 0.1
 """Share of a step's ratio that enters the pace: a change of the whole machine's speed is followed in tens of steps."""
 
@@ -77,6 +80,7 @@ class StepTimeModel:
         self.coefficients = prior
         """Fitted nanoseconds per unit, before the pace."""
         self.pace = 1.0
+        self._num_observed = 0
 
     def predict_ns(self, features: StepFeatures) -> int:
         """Never negative. Pure Python: about a microsecond."""
@@ -98,6 +102,11 @@ class StepTimeModel:
     def observe(self, features: StepFeatures, duration_ns: int) -> None:
         """Learns from one step that ran to its end. Costs tens of microseconds."""
         fitted = max(self._fitted_ns(features), 1000.0)
+        self._num_observed += 1
+        if self._num_observed <= _NUM_SCALING_STEPS:
+            self._theta *= max(duration_ns / fitted, 1e-3) ** (1.0 / self._num_observed)
+            self._publish()
+            return
         residual = duration_ns / fitted - 1.0
         ratio = min(max(duration_ns / fitted, self.pace / 2), self.pace * 2)
         self.pace += _PACE_GAIN * (ratio - self.pace)
@@ -105,10 +114,13 @@ class StepTimeModel:
         spread = self._covariance @ terms
         gain = spread / (_FORGETTING + float(terms @ spread))
         self._theta = np.maximum(self._theta + gain * min(max(residual, -_OUTLIER_RATIO), _OUTLIER_RATIO), 0.0)
-        self.coefficients = StepCoefficients(*(self._theta * self._scale).tolist())
+        self._publish()
         if abs(residual) > _OUTLIER_RATIO:
             return  # not believed in full, so it does not make the fit more certain
         covariance = self._covariance - np.outer(gain, spread)
         if float(covariance.trace()) < _PRIOR_WEIGHT * _NUM_TERMS * _FORGETTING:
             covariance /= _FORGETTING
         self._covariance = (covariance + covariance.T) * 0.5
+
+    def _publish(self) -> None:
+        self.coefficients = StepCoefficients(*(self._theta * self._scale).tolist())

@@ -41,13 +41,12 @@ class WaitingQueue:
         then it was blocked, and whoever is removed after it has overtaken it."""
         blocked: list[Sequence] = []
         while len(blocked) < min(len(self._sequences), LOOK_AHEAD):
+            if any(one.num_overtaken >= self._overtakes_max for one in blocked):
+                return
             sequence = self._sequences[len(blocked)]
             yield sequence
-            if sequence is not self._at(len(blocked)):
-                continue
-            if sequence.num_overtaken >= self._overtakes_max:
-                return
-            blocked.append(sequence)
+            if len(blocked) < len(self._sequences) and self._sequences[len(blocked)] is sequence:
+                blocked.append(sequence)
 
     def count_overtaking(self, admitted: Sequence) -> None:
         """`admitted` is about to run: everybody of better rank who waits was overtaken by it."""
@@ -55,9 +54,6 @@ class WaitingQueue:
             if sequence.rank >= admitted.rank:
                 break
             sequence.num_overtaken += 1
-
-    def _at(self, index: int) -> Sequence | None:
-        return self._sequences[index] if index < len(self._sequences) else None
 
     def check_invariants(self) -> None:
         for sequence in self._sequences:

@@ -247,6 +247,18 @@ class TestChunks:
         assert [row.chosen.token_id for row in rows] == list(range(2, 41))
         assert sequence.num_cached_tokens == 0, "its rows had to be computed"
 
+    def test_prompt_logprobs_are_not_repeated_after_a_preemption_in_the_prefill(self) -> None:
+        config = EngineConfig(sequences_max=2, token_budget=4, prefix_caching=False)
+        engine = Engine(config, make_limits(num_blocks=14, step_sizes=(4,)))
+        engine.submit(range(1, 9), max_tokens=30)
+        for _ in range(3):
+            engine.step()
+        engine.submit(range(101, 141), params=greedy(2, num_prompt_logprobs=1))
+        engine.run()
+        assert engine.scheduler.stats().preemptions_total > 0
+        rows = [row for event in engine.events if event.sequence_id == 1 for row in event.prompt_logprobs]
+        assert [row.chosen.token_id for row in rows] == list(range(102, 141))
+
 
 class TestPreemption:
     def test_the_victim_is_the_lowest_class_then_the_youngest(self) -> None:

@@ -58,6 +58,9 @@ def write_tiny_gguf(
 
 
 def _add_tokenizer(writer: GGUFWriter, keys: dict[str, Any]) -> None:
+    if keys.get("tokenizer__model") == "llama":
+        _add_sentencepiece(writer)
+        return
     writer.add_tokenizer_model(keys.get("tokenizer__model", "gpt2"))
     writer.add_tokenizer_pre(keys.get("tokenizer__pre", "smollm"))
     writer.add_token_list(TOKENS)
@@ -67,6 +70,18 @@ def _add_tokenizer(writer: GGUFWriter, keys: dict[str, Any]) -> None:
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(keys.get("tokenizer__add_bos", False))
     writer.add_chat_template("{% for m in messages %}{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}")
+
+
+def _add_sentencepiece(writer: GGUFWriter) -> None:
+    pieces = ["▁", "h", "e", "▁h", "he", "▁he"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    tokens = [*tokens[: len(TOKENS) - len(pieces)], *pieces][: len(TOKENS)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * (len(tokens) - len(pieces)) + [-float(i) for i in range(len(pieces))])
+    writer.add_token_types([2, 3, 3] + [6] * (len(tokens) - len(pieces) - 3) + [1] * len(pieces))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
 
 
 def _tensors(seed: int, more: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:

@@ -120,6 +120,15 @@ def test_the_packaged_model_computes_what_its_source_says(smollm2_dir: Path) -> 
     assert kl_divergence(expected, found) < 2e-2
 
 
+def test_a_sentencepiece_file_is_converted_with_our_tokenizer(tmp_path: Path) -> None:
+    """The library that builds the IR cannot read this tokenizer and is not asked to."""
+    prepared = prepare(write_tiny_gguf(tmp_path / "m.gguf", tokenizer__model="llama"), tmp_path / "cache")
+    model = TextModel.load(prepared.directory)
+    ids = model.encode("he", special=True)
+    assert [model.token_text(i) for i in ids] == ["<s>", " he"]
+    assert prepared.manifest.end_token_ids == (2,)
+
+
 def test_a_cut_file_and_a_refused_one_keep_their_errors_across_the_process(gguf: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(gguf.read_bytes()[:-1000])

@@ -1,7 +1,8 @@
 """The tokenizer of a GGUF file (`tokenizer.ggml.*`) as a tokenizer.json of the `tokenizers` library.
 
-Byte-level BPE only ("gpt2" in GGUF). How text is cut before merging is named by `tokenizer.ggml.pre`; the cuts below
-are llama.cpp's (src/llama-vocab.cpp), and an unknown name is refused: a wrong cut gives other tokens without an error.
+Byte-level BPE ("gpt2" in GGUF) and SentencePiece ("llama", gguf_sentencepiece.py). How byte-level BPE cuts text before
+merging is named by `tokenizer.ggml.pre`; the cuts below are llama.cpp's (src/llama-vocab.cpp), and an unknown name is
+refused: a wrong cut gives other tokens without an error.
 """
 
 import re
@@ -9,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.errors import ModelRefused, ModelSourceError
+from tailrace.model.gguf_sentencepiece import sentencepiece_steps
 
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 """Token types of GGUF (`llama_token_type` of llama.cpp); the others are ordinary pieces."""
 
 _LETTERS = (
@@ -55,18 +57,23 @@ def tokenizer_json(keys: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ModelRefused for a tokenizer of another kind, ModelSourceError for tables that do not fit together.
     """
-    pre = _pre_name(keys)
     tokens, types = _tokens(keys)
-    merges = _merges(keys)
-    normalizer = {"type": "NFC"} if pre in _COMPOSED else None
+    pre = _pre_name(keys)
+    steps = _sentencepiece(keys, tokens, types) if pre is None else _byte_level(keys, tokens, types, pre)
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [_added_token(i, tokens[i], kind) for i, kind in enumerate(types) if _is_added(kind)],
-        "normalizer": normalizer,
+        "post_processor": _post_processor(keys, tokens, default=pre is None or pre in _WHOLE_WORDS_FIRST),
+        **steps,
+    }
+
+
+def _byte_level(keys: Mapping[str, Any], tokens: list[str], types: list[int], pre: str) -> dict[str, Any]:
+    return {
+        "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[pre]},
-        "post_processor": _post_processor(keys, tokens, pre),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
             "type": "BPE",
@@ -78,9 +85,17 @@ def tokenizer_json(keys: Mapping[str, Any]) -> dict[str, Any]:
             "byte_fallback": False,
             "ignore_merges": pre in _WHOLE_WORDS_FIRST,
             "vocab": {token: i for i, token in enumerate(tokens) if types[i] != _UNUSED},
-            "merges": merges,
+            "merges": _merges(keys),
         },
     }
+
+
+def _sentencepiece(keys: Mapping[str, Any], tokens: list[str], types: list[int]) -> dict[str, Any]:
+    scores = keys.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise ModelSourceError("the GGUF file's scores do not match its tokens; get the file again")
+    prefix = bool(keys.get("tokenizer.ggml.add_space_prefix", True))
+    return sentencepiece_steps(tokens, types, scores, space_prefix=prefix)
 
 
 def token_names(keys: Mapping[str, Any]) -> dict[str, str]:
@@ -106,12 +121,15 @@ def end_token_ids(keys: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sorted(i for i in ids if isinstance(i, int) and 0 <= i < len(tokens)))
 
 
-def _pre_name(keys: Mapping[str, Any]) -> str:
+def _pre_name(keys: Mapping[str, Any]) -> str | None:
+    """The name of the rules by which byte-level BPE cuts text; None for SentencePiece, which does not cut."""
     kind = keys.get("tokenizer.ggml.model")
+    if kind == "llama":
+        return None
     if kind != "gpt2":
         raise ModelRefused(
-            f"the GGUF file's tokenizer is of the kind {kind!r}, of which only byte-level BPE (gpt2) is read here; "
-            "export the original model with optimum-cli, or run the file with llama.cpp"
+            f"the GGUF file's tokenizer is of the kind {kind!r}, of which byte-level BPE (gpt2) and SentencePiece "
+            "(llama) are read here; export the original model with optimum-cli, or run the file with llama.cpp"
         )
     pre = keys.get("tokenizer.ggml.pre", "default")
     if pre not in _PRE_TOKENIZERS:
@@ -142,11 +160,11 @@ def _merges(keys: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _is_added(kind: int) -> bool:
-    return kind in (_CONTROL, _USER_DEFINED)
+    return kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
 
 
 def _added_token(token_id: int, content: str, kind: int) -> dict[str, Any]:
-    special = kind == _CONTROL
+    special = kind in (_UNKNOWN, _CONTROL)
     return {
         "id": token_id,
         "content": content,
@@ -158,9 +176,9 @@ def _added_token(token_id: int, content: str, kind: int) -> dict[str, Any]:
     }
 
 
-def _post_processor(keys: Mapping[str, Any], tokens: list[str], pre: str) -> dict[str, Any] | None:
-    """Adds the model's BOS in front, if it wants one."""
-    wanted = keys.get("tokenizer.ggml.add_bos_token", pre in _WHOLE_WORDS_FIRST)
+def _post_processor(keys: Mapping[str, Any], tokens: list[str], *, default: bool) -> dict[str, Any] | None:
+    """Adds the model's BOS in front, if it wants one; `default` when the file does not say."""
+    wanted = keys.get("tokenizer.ggml.add_bos_token", default)
     bos = keys.get("tokenizer.ggml.bos_token_id")
     if not wanted or not isinstance(bos, int) or not 0 <= bos < len(tokens):
         return None

@@ -104,9 +104,9 @@ class StepTimeModel:
         fitted = max(self._fitted_ns(features), 1000.0)
         self._num_observed += 1
         if self._num_observed <= _NUM_SCALING_STEPS:
-            self._theta *= max(duration_ns / fitted, 1e-3) ** (1.0 / self._num_observed)
-            self._publish()
-            return
+            factor = max(duration_ns / fitted, 1e-3) ** (1.0 / self._num_observed)
+            self._theta *= factor
+            fitted *= factor
         residual = duration_ns / fitted - 1.0
         ratio = min(max(duration_ns / fitted, self.pace / 2), self.pace * 2)
         self.pace += _PACE_GAIN * (ratio - self.pace)

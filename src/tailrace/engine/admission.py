@@ -40,9 +40,15 @@ def find_source(
     found: Admission | WaitFor | None = None
     if not sequence.wants_prompt_logprobs:
         found = _find_fork(sequence, tokens_per_block, may_wait)
-        if found is None and prefix_caching:
-            found = _find_prefix(sequence, pool, in_progress, tokens_per_block, may_wait)
+        # A preempted choice may find blocks of its own output too: then the cache saves more than the prompt.
+        if prefix_caching and (found is None or sequence.num_output_tokens > 0):
+            cached = _find_prefix(sequence, pool, in_progress, tokens_per_block, may_wait)
+            found = cached if found is None or _starts_later(cached, found) else found
     return found or Admission([], None, 0, 0)
+
+
+def _starts_later(one: Admission | WaitFor | None, other: Admission | WaitFor) -> bool:
+    return isinstance(one, Admission) and isinstance(other, Admission) and one.start > other.start
 
 
 def size_admission(

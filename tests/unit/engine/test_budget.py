@@ -24,6 +24,7 @@ def test_another_chunk_brings_the_total_to_the_largest_listed_size_that_fits() -
     assert chunk(500, 3) == 125
     assert chunk(500, 3, limit=100) == 61
     assert chunk(50, 3, limit=30) == 13
+    assert chunk(50, 15, limit=5) == 1
 
 
 def test_without_room_or_time_the_chunk_waits() -> None:

@@ -292,6 +292,14 @@ class TestPreemption:
         for sequence in sequences:
             assert sequence.output_token_ids == text_alone(sequence, limits)
 
+    def test_nobody_is_admitted_into_the_block_that_a_running_sequence_needs_next(self) -> None:
+        engine = Engine(EngineConfig(sequences_max=4, prefix_caching=False), make_limits(num_blocks=5))
+        engine.submit(range(1, 9), max_tokens=12)
+        engine.step()
+        engine.submit(range(101, 113), max_tokens=1)
+        engine.run()
+        assert engine.scheduler.stats().preemptions_total == 0
+
 
 class TestPrefixes:
     def test_a_second_prompt_takes_the_first_ones_blocks(self) -> None:
@@ -358,6 +366,20 @@ class TestPrefixes:
         engine.run()
         for follower in followers:
             assert follower.output_token_ids == text_alone(follower, engine.limits)
+
+    def test_a_preempted_choice_takes_its_own_cached_output_before_its_siblings_prompt(self) -> None:
+        """Blocks 0 and 1 are the prompt; the second choice computed 12 tokens more, which stay cached when it is
+        preempted."""
+        engine = Engine(EngineConfig(sequences_max=2), make_limits(num_blocks=40))
+        choices = [engine.submit(range(1, 10), request="r", choice=choice, max_tokens=30) for choice in range(2)]
+        for _ in range(14):
+            engine.step()
+        engine.scheduler._residents._preempt(choices[1])
+        plan = engine.step()
+        assert plan.slices[-1].sequence_id == choices[1].sequence_id
+        assert plan.slices[-1].start == 20
+        engine.run()
+        assert [one.output_token_ids for one in choices] == [text_alone(one, engine.limits) for one in choices]
 
 
 class TestForks:

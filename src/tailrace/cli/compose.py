@@ -13,6 +13,7 @@ from tailrace import config
 from tailrace.cli.options import Flags
 from tailrace.cli.output import ProgressLine
 from tailrace.engine.config import EngineConfig
+from tailrace.errors import ConfigError
 from tailrace.executor.settings import ExecutorSettings
 from tailrace.model.manifest import ModelManifest
 from tailrace.model.settings import ModelSettings
@@ -110,12 +111,18 @@ def prepare(name: str, settings: Settings) -> Prepared:
 
 
 def engine_spec(prepared: Prepared, settings: Settings) -> EngineSpec:
-    """What the engine child is made from."""
+    """What the engine child is made from. Raises ConfigError for a context that the model was not trained for."""
+    trained, asked = prepared.manifest.shape.context_tokens_max, settings.executor.context_tokens_max
+    if asked is not None and asked > trained:
+        raise ConfigError(
+            f"executor.context_tokens_max is {asked}, but {prepared.manifest.name} was trained for {trained} tokens",
+            param="executor.context_tokens_max",
+        )
     executor = OpenVinoSpec(
         model_xml=str(prepared.directory / "openvino_model.xml"),
         shape=prepared.manifest.shape,
         settings=settings.executor,
-        context_tokens_max=settings.executor.context_tokens_max,
+        context_tokens_max=asked,
     )
     ends = set(prepared.manifest.end_token_ids) | prepared.text_model.end_token_ids
     return EngineSpec(executor=executor, engine=settings.engine, end_token_ids=tuple(sorted(ends)))

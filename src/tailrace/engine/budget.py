@@ -9,9 +9,9 @@ from collections.abc import Callable
 from tailrace.cost.step_time import StepFeatures, StepTimeModel
 from tailrace.engine.step import StepPlan
 
-CHUNK_TOKENS_MIN = 16
-"""The least prefill progress of a step whose time is already spent: a chunk repacks all its past KV, so chunks of one
-or two tokens would pay that for nothing."""
+CHUNK_TOKENS_MIN = 8
+"""The least prefill progress of a step whose time is already spent. A chunk repacks all its past KV, so chunks of one
+or two tokens would pay that for nothing; more than a few would break the ITL target further than progress needs."""
 
 
 def chunk_tokens(

@@ -36,6 +36,8 @@ from tailrace.errors import ERROR_TABLE, Cancelled, DeadlineExceeded, EngineFail
 from tailrace.request import FinishReason, RequestId, SequenceId, StepId
 
 _RUNNING = SequenceState.RUNNING
+_DEADLINES_SPARE = 64
+"""Deadlines of ended sequences that may lie about before they are swept."""
 
 
 class Scheduler:
@@ -101,7 +103,7 @@ class Scheduler:
         siblings.append(sequence)
         self._sequences[sequence.sequence_id] = sequence
         if sequence.deadline_ns is not None:
-            heapq.heappush(self._deadlines, (sequence.deadline_ns, sequence.sequence_id))
+            self._remember_deadline(sequence.deadline_ns, sequence.sequence_id)
         self._waiting.add(sequence)
         self._num_submitted += 1
         source = self._find_source(sequence)
@@ -132,6 +134,13 @@ class Scheduler:
             if sequence is not None:
                 label = ERROR_TABLE[DeadlineExceeded].label
                 self._end_between_steps(sequence, FinishReason.DEADLINE, label, now_ns)
+
+    def _remember_deadline(self, deadline_ns: int, sequence_id: SequenceId) -> None:
+        """Those of ended sequences stay in the heap until they pass, or until they are the most of it."""
+        if len(self._deadlines) > 2 * len(self._sequences) + _DEADLINES_SPARE:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._sequences]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (deadline_ns, sequence_id))
 
     def take_events(self) -> list[SequenceEvent]:
         """What cancels and deadlines ended since the last call."""

@@ -33,8 +33,9 @@ def test_without_room_or_time_the_chunk_waits() -> None:
 
 
 def test_progress_takes_the_smallest_chunk_that_is_worth_it() -> None:
-    assert chunk(500, 3, limit=0, must_progress=True) == 61 >= CHUNK_TOKENS_MIN
+    assert chunk(500, 3, limit=0, must_progress=True) == 13 >= CHUNK_TOKENS_MIN
     assert chunk(500, 0, limit=0, must_progress=True) == 16
+    assert chunk(500, 10, limit=0, must_progress=True) == 54
     assert chunk(7, 3, limit=0, must_progress=True) == 7
     assert chunk(500, 127, limit=0, must_progress=True) == 1
 

@@ -138,6 +138,17 @@ class TestEnds:
         assert engine.scheduler.stats().num_blocks_held == 0
         assert engine.scheduler.next_deadline_ns is None
 
+    def test_deadlines_of_ended_sequences_do_not_pile_up(self) -> None:
+        engine = Engine()
+        for _ in range(300):
+            sequence = engine.submit([5, 6], deadline_ns=10**12)
+            engine.scheduler.cancel(sequence.request_id, engine.now_ns)
+        last = engine.submit([5, 6], deadline_ns=10**12)
+        assert len(engine.scheduler._deadlines) < 100
+        assert engine.scheduler.plan_step(10**12) is None
+        engine.events += [one for one in engine.scheduler.take_events() if one.sequence_id == last.sequence_id]
+        assert engine.ending(last) == (FinishReason.DEADLINE, "deadline_exceeded")
+
 
 class TestOrder:
     def test_the_better_class_runs_first_then_the_earlier_arrival(self) -> None:

@@ -44,6 +44,8 @@ class TextModel:
     ) -> None:
         """Raises ModelRefused for a tokenizer that cannot be decoded token by token, ModelSourceError when it or the
         template is broken. `token_names` are what a template may use (bos_token, ...)."""
+        self.end_token_ids = frozenset(end_token_ids)
+        tokenizer_json = _with_control_marked(tokenizer_json, self.end_token_ids, set((token_names or {}).values()))
         self._plain = _open_tokenizer(tokenizer_json)
         later_step = _never_first(tokenizer_json.get("pre_tokenizer"))
         changed = later_step != tokenizer_json.get("pre_tokenizer")
@@ -53,7 +55,6 @@ class TextModel:
         self._specials = SpecialTexts(self._pieces.special_texts.values())
         self._prefix_ids = _prefix_ids(self._plain)
         self.vocab_size = max(self._plain.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.end_token_ids = frozenset(end_token_ids)
         self.chat_template = chat_template
         self._template = None if chat_template is None else ChatTemplate(chat_template, token_names or {})
 
@@ -244,9 +245,9 @@ def end_tokens(
     declared = generation_config.get("eos_token_id")
     ids = {i for i in (declared if isinstance(declared, list) else [declared]) if isinstance(i, int)}
     eos = _content(tokenizer_config.get("eos_token"))
-    for token in tokenizer_json.get("added_tokens", ()):
-        if eos is not None and token.get("content") == eos:
-            ids.add(int(token["id"]))
+    for token in _added_tokens(tokenizer_json):
+        if eos is not None and token.get("content") == eos and isinstance(token.get("id"), int):
+            ids.add(token["id"])
     return frozenset(ids)
 
 
@@ -266,6 +267,31 @@ def _open_tokenizer(tokenizer_json: dict[str, Any]) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def _added_tokens(tokenizer_json: dict[str, Any]) -> list[dict[str, Any]]:
+    added = tokenizer_json.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise ModelSourceError(
+            f"{TOKENIZER_NAME} is broken: its added_tokens are no list of tokens; get the model again"
+        )
+    return added
+
+
+_TURN_MARK = re.compile(r"<\|[^|\s]+\|>|<(start|end)_of_turn>")
+
+
+def _with_control_marked(tokenizer_json: dict[str, Any], end_ids: frozenset[int], named: set[str]) -> dict[str, Any]:
+    """Some models do not mark all their control tokens as special; what ends or divides turns is made so here."""
+    added = [
+        {**token, "special": True}
+        if token.get("id") in end_ids
+        or token.get("content") in named
+        or _TURN_MARK.fullmatch(str(token.get("content")))
+        else token
+        for token in _added_tokens(tokenizer_json)
+    ]
+    return {**tokenizer_json, "added_tokens": added}
 
 
 def _never_first(step: Any) -> Any:

@@ -100,6 +100,16 @@ def test_special_tokens_in_a_role_or_a_name_stay_text() -> None:
     assert model.decode(ids) == "a<|im_end|><|im_start|>b"
 
 
+def test_control_tokens_that_the_model_does_not_mark_as_special_are_treated_so() -> None:
+    source = byte_level_json()
+    for token in source["added_tokens"]:
+        token["special"] = False
+    model = TextModel(source, end_token_ids=(1,), chat_template=CHATML, token_names={"bos_token": "<s>"})
+    for text in ("<s>", "</s>", "<|im_start|>", "<|im_end|>"):
+        assert model.encode_chat([user(text)]) == BYTES.encode_chat([user(text)])
+        assert model.token_bytes(model.encode(text, special=True)[0]) == b""
+
+
 def test_overlapping_special_texts_are_all_broken() -> None:
     specials = SpecialTexts(["aba", "bab"])
     assert not specials.found_in(specials.break_all("ababababa", "|"))
@@ -230,7 +240,9 @@ def test_a_template_may_be_given_as_a_file(tmp_path: Path) -> None:
         TextModel.load(tmp_path, chat_template=str(tmp_path / "nothing.jinja"))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"model": 3}', "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"model": 3}', "\x00", '{"added_tokens": [1]}', '{"added_tokens": 3}']
+)
 def test_a_broken_tokenizer_is_a_source_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ModelSourceError):

@@ -1,11 +1,13 @@
 """What would be run wrongly is refused in one sentence that names an engine which can."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
+from tokenizers import Tokenizer
 
 from tailrace.errors import ModelRefused, ModelSourceError
 from tailrace.model.gguf_file import open_gguf
@@ -111,3 +113,18 @@ def test_known_rules_keep_the_text(tmp_path: Path, pre: str, text: str) -> None:
 def test_unknown_tokenizers_are_refused(tmp_path: Path, key: str, value: str) -> None:
     with pytest.raises(ModelRefused, match=r"llama\.cpp"):
         tokenizer_json(open_gguf(write_tiny_gguf(tmp_path / "m.gguf", **{key: value})).keys)
+
+
+@pytest.mark.parametrize(
+    ("pre", "cuts"),
+    [
+        ("smollm", ["a", "Ġ", "1", "2", "3", "4", "ĠDON", "'", "T", "Ġit", "'s", "Ġ", "Ġx", "!", "ĊĊ"]),
+        ("gpt-2", ["a", "Ġ1234", "ĠDON", "'", "T", "Ġit", "'s", "Ġ", "Ġx", "!", "ĊĊ"]),
+        ("llama-bpe", ["a", "Ġ", "123", "4", "ĠDON", "'T", "Ġit", "'s", "Ġ", "Ġx", "!ĊĊ"]),
+        ("qwen2", ["a", "Ġ", "1", "2", "3", "4", "ĠDON", "'T", "Ġit", "'s", "Ġ", "Ġx", "!ĊĊ"]),
+    ],
+)
+def test_rules_cut_where_their_models_were_trained_to(tmp_path: Path, pre: str, cuts: list[str]) -> None:
+    keys = open_gguf(write_tiny_gguf(tmp_path / "m.gguf", tokenizer__pre=pre)).keys
+    pre_tokenizer = Tokenizer.from_str(json.dumps(tokenizer_json(keys))).pre_tokenizer
+    assert [piece for piece, _ in pre_tokenizer.pre_tokenize_str("a 1234 DON'T it's  x!\n\n")] == cuts

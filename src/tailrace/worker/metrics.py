@@ -6,12 +6,27 @@ clients read. It is paid for in every step: children of labelled metrics are loo
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import generate_latest
 
 from tailrace.clock import NS_PER_S
 from tailrace.engine.step import SchedulerStats, SequenceEvent
-from tailrace.errors import ERROR_TABLE
+from tailrace.errors import (
+    ERROR_TABLE,
+    BodyTooLarge,
+    Cancelled,
+    ContextExceeded,
+    DeadlineExceeded,
+    Draining,
+    EngineDied,
+    EngineFailed,
+    InvalidRequest,
+    KvExhausted,
+    ModelNotFound,
+    NotReady,
+    Overloaded,
+    Unsupported,
+)
 from tailrace.request import FinishReason, SequenceId
 from tailrace.worker.channel import StepReport
 
@@ -32,6 +47,24 @@ _PHASE_S = (
 LABEL_OK = "ok"
 LABEL_INTERNAL = "internal_error"
 """A bug: the answer was 500 and the log has the traceback."""
+
+
+_REQUEST_ENDS = (
+    InvalidRequest,
+    Unsupported,
+    ContextExceeded,
+    BodyTooLarge,
+    ModelNotFound,
+    Overloaded,
+    NotReady,
+    Draining,
+    DeadlineExceeded,
+    Cancelled,
+    EngineFailed,
+    EngineDied,
+    KvExhausted,
+)
+disable_created_metrics()
 
 
 class _Open:
@@ -59,7 +92,8 @@ class WorkerMetrics:
         self._requests = Counter(
             "tailrace_requests", "Requests ended, by label", ["model_name", "label"], registry=self.registry
         )
-        for label in (LABEL_OK, LABEL_INTERNAL, *(row.label for row in ERROR_TABLE.values() if row.http_status != 500)):
+        # Every series exists from the start: a rate over one that appears with its first count misses that count.
+        for label in (LABEL_OK, LABEL_INTERNAL, *(ERROR_TABLE[kind].label for kind in _REQUEST_ENDS)):
             self._requests.labels(label=label, **self._names)
 
     def _gauge(self, name: str, text: str) -> Gauge:

@@ -213,10 +213,10 @@ async def _first_done(task: "asyncio.Task[None]", event: asyncio.Event) -> bool:
 
 async def _end(server: uvicorn.Server, task: "asyncio.Task[None]") -> None:
     """Leaves no connection and no task behind, however it ends."""
-    if not task.done():
-        task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.wait({task})
+    task.cancel()
+    await asyncio.wait({task})
+    for listening in server.servers if server.started else ():
+        listening.close()
     for connection in list(server.server_state.connections):
         transport = getattr(connection, "transport", None)
         if transport is not None:

@@ -6,6 +6,7 @@ tokenizer stands in for a model's.
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +60,9 @@ def write_text_model(folder: Path) -> Path:
 class LiveWorker:
     """Runs in a thread with an event loop of its own; `url` is where it answers."""
 
-    def __init__(self, text_model: TextModel, settings: WorkerSettings, spec: EngineSpec) -> None:
+    def __init__(
+        self, text_model: TextModel, settings: WorkerSettings, spec: EngineSpec, send_buffer_bytes: int | None
+    ) -> None:
         self.text_model = text_model
         self.service: Service
         self.engine: EngineClient
@@ -68,6 +71,7 @@ class LiveWorker:
         self.phases: list[Phase] = []
         self._settings = settings
         self._spec = spec
+        self._send_buffer_bytes = send_buffer_bytes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: StopSignals | None = None
         self._listening = threading.Event()
@@ -110,6 +114,9 @@ class LiveWorker:
         self._loop = asyncio.get_running_loop()
         self._stop = StopSignals()
         listener = bind(self._settings)
+        if self._send_buffer_bytes is not None:
+            # Accepted sockets inherit it, and the kernel stops growing it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
         self.engine = EngineClient(self._spec, policy=RestartPolicy(backoff_ms_first=1))
         model = ServedModel(names=("modeled", "alias"), source="modeled.gguf", content_hash="c0ffee" * 10, created=1)
         try:
@@ -137,6 +144,7 @@ def live_worker(
     step_fixed_ms: float = 1.0,
     end_ratio: float = 0.0,
     faults: ModeledFaults | None = None,
+    send_buffer_bytes: int | None = None,
 ) -> Iterator[LiveWorker]:
     executor = ModeledSpec(
         num_blocks=num_blocks,
@@ -152,7 +160,7 @@ def live_worker(
         end_token_ids=tuple(sorted(text_model.end_token_ids)),
         step_timeout_ms_min=60_000,
     )
-    worker = LiveWorker(text_model, settings or WorkerSettings(port=0), spec)
+    worker = LiveWorker(text_model, settings or WorkerSettings(port=0), spec, send_buffer_bytes)
     worker.start()
     try:
         yield worker

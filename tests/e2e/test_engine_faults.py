@@ -11,9 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
+import uvloop
 
 from tailrace.clock import NS_PER_MS, monotonic_ns
 from tailrace.engine.config import EngineConfig
@@ -69,7 +71,10 @@ def modeled(
 
 
 def with_engine(
-    spec: EngineSpec, body: Callable[[EngineClient], Awaitable[None]], policy: RestartPolicy | None = None
+    spec: EngineSpec,
+    body: Callable[[EngineClient], Awaitable[None]],
+    policy: RestartPolicy | None = None,
+    run_loop: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
 ) -> None:
     """Runs `body` against a started engine; afterwards nothing is left open and no process is left."""
 
@@ -84,7 +89,7 @@ def with_engine(
         assert client.num_open == 0
         assert client.pid is None
 
-    asyncio.run(run())
+    run_loop(run())
 
 
 def submit(
@@ -391,7 +396,10 @@ def test_a_step_that_fails_ends_the_culprit_alone() -> None:
 # Deaths
 
 
-def test_kill_ends_each_running_stream_once_and_a_new_engine_serves() -> None:
+@pytest.mark.parametrize("run_loop", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_kill_ends_each_running_stream_once_and_a_new_engine_serves(
+    run_loop: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
     async def body(client: EngineClient) -> None:
         streams = [submit(client, f"r{i}", max_tokens=900, num_choices=2) for i in range(3)]
         await first_token(streams[0])
@@ -402,9 +410,11 @@ def test_kill_ends_each_running_stream_once_and_a_new_engine_serves() -> None:
         await state_reached(client, EngineState.READY)
         assert client.restarts_total == 1
         assert client.stats.num_running == 0
+        assert client.last_error is not None
+        assert "signal 9" in client.last_error
         assert only(await finals_of(submit(client, "after"))) == {(FinishReason.LENGTH, None)}
 
-    with_engine(modeled(), body)
+    with_engine(modeled(), body, run_loop=run_loop)
 
 
 def test_an_engine_that_dies_in_a_step_takes_its_streams_only() -> None:

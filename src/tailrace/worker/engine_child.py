@@ -3,13 +3,15 @@
 The child is a fresh interpreter (`python -m`, no fork of a threaded app) in a session of its own, so a Ctrl-C in the
 terminal reaches the app alone, which may drain first. It holds one end of a socket pair; when the other end closes it
 leaves by itself. Whatever ends the child closes its socket, so `lost` is the one event that means "gone".
+
+The process is a plain `Popen`, not the event loop's: their watchers (threads, SIGCHLD) differ by loop and race with a
+kill for the exit status, and after `lost` there is nothing left to watch for.
 """
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import cast
@@ -20,6 +22,7 @@ from tailrace.worker.channel import FrameParser, FromEngine, ToEngine, encode_fr
 STDERR_TAIL_BYTES = 4_096
 _REAP_S = 3.0
 """A child whose socket is closed has this long to end; then it is killed."""
+_POLL_S = 0.01
 
 
 class EngineChild(asyncio.Protocol):
@@ -29,7 +32,7 @@ class EngineChild(asyncio.Protocol):
         self._on_message = on_message
         self._parser = FrameParser()
         self._transport: asyncio.Transport | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._stderr_task: asyncio.Task[None] | None = None
         self._stderr_tail = b""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -41,7 +44,7 @@ class EngineChild(asyncio.Protocol):
     async def spawn(
         cls, on_message: Callable[[FromEngine], None], argv: tuple[str, ...] | None = None
     ) -> "EngineChild":
-        """Starts the process and connects. `argv` replaces the command (tests of hostile children); it gets `--fd N`.
+        """Starts the process (some milliseconds) and connects. `argv` replaces the command; it gets `--fd N` too.
 
         Raises OSError when the machine has no process or descriptor left.
         """
@@ -50,13 +53,11 @@ class EngineChild(asyncio.Protocol):
         try:
             ours.setblocking(False)
             command = argv or (sys.executable, "-P", "-m", "tailrace.worker.engine_process")
-            child._process = await asyncio.create_subprocess_exec(
-                *command,
-                "--fd",
-                str(theirs.fileno()),
+            child._process = subprocess.Popen(
+                [*command, "--fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         except BaseException:
@@ -76,7 +77,7 @@ class EngineChild(asyncio.Protocol):
     @property
     def exit_code(self) -> int | None:
         """Negative: the signal that ended it. None while it runs."""
-        return None if self._process is None else self._process.returncode
+        return None if self._process is None else self._process.poll()
 
     @property
     def stderr_tail(self) -> str:
@@ -94,10 +95,8 @@ class EngineChild(asyncio.Protocol):
     def kill(self, fault: str | None = None) -> None:
         """SIGKILL, which also ends a stopped process. The first `fault` given is kept as the cause."""
         self.fault = self.fault or fault
-        if self._process is not None and self._process.returncode is None:
-            # Not `Process.kill`: that polls first, takes the exit status away from the loop's watcher and loses it.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
 
     async def reap(self) -> None:
         """Waits for the end of a child whose socket is closed; kills it when that takes too long."""
@@ -106,11 +105,16 @@ class EngineChild(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         try:
-            await asyncio.wait_for(self._process.wait(), _REAP_S)
+            await asyncio.wait_for(self._ended(), _REAP_S)
         except TimeoutError:
             self.kill()
-            await self._process.wait()
-        await self._stderr_task
+            await self._ended()
+        await asyncio.wait([self._stderr_task], timeout=_REAP_S)
+        self._stderr_task.cancel()
+
+    async def _ended(self) -> None:
+        while self.exit_code is None:
+            await asyncio.sleep(_POLL_S)
 
     # asyncio.Protocol
 
@@ -133,8 +137,13 @@ class EngineChild(asyncio.Protocol):
             self.lost.set_result(None)
 
     async def _read_stderr(self) -> None:
+        """Passes it on and keeps the tail."""
         assert self._process is not None
-        assert self._process.stderr is not None
-        while chunk := await self._process.stderr.read(STDERR_TAIL_BYTES):
-            self._stderr_tail = (self._stderr_tail + chunk)[-STDERR_TAIL_BYTES:]
-            sys.stderr.write(chunk.decode(errors="replace"))
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self._process.stderr
+        )
+        with contextlib.closing(transport):
+            while chunk := await reader.read(STDERR_TAIL_BYTES):
+                self._stderr_tail = (self._stderr_tail + chunk)[-STDERR_TAIL_BYTES:]
+                sys.stderr.write(chunk.decode(errors="replace"))

@@ -157,6 +157,7 @@ class EngineClient:
         except BaseException:
             await self.close()
             self._state = EngineState.STOPPED
+            self._first_ready.exception()  # seen: nobody waits for it any more
             raise
 
     def submit(self, message: Submit) -> EventStream:

@@ -4,6 +4,7 @@ What an honest engine does is tested in tests/e2e/test_engine_faults.py.
 """
 
 import asyncio
+import gc
 import sys
 import textwrap
 from collections.abc import Awaitable, Callable
@@ -127,6 +128,8 @@ def test_an_engine_that_says_nothing_while_starting_is_killed(spec: EngineSpec) 
 
 def test_a_start_given_up_leaves_no_engine(spec: EngineSpec) -> None:
     async def run() -> None:
+        complaints: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
         client = EngineClient(spec, argv=engine("receive()"))
         start = asyncio.create_task(client.start())
         async with asyncio.timeout(60):
@@ -136,6 +139,9 @@ def test_a_start_given_up_leaves_no_engine(spec: EngineSpec) -> None:
         await asyncio.wait([start])
         assert start.cancelled()
         assert client.pid is None
+        del client, start
+        gc.collect()
+        assert complaints == []
 
     asyncio.run(run())
 

@@ -1,6 +1,7 @@
 """The block pool against a model of itself that is a handful of sets: random users who take, share, publish and
 return."""
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -70,3 +71,6 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=max(50, settings.default.max_examples // 5), stateful_step_count=40)
+"""A fifth of the profile's examples: each is forty steps, and the schedules of test_scheduler.py exercise the pool
+too."""

@@ -3,7 +3,7 @@ budgets, cuts and failures. The text of every survivor equals its text alone."""
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_scheduler import run_alone, run_in_order
 
@@ -249,6 +249,7 @@ def test_random_schedules_keep_every_invariant_and_every_text(seed: int) -> None
     world.run()
 
 
+@settings(max_examples=max(50, settings.default.max_examples // 5))
 @given(seed=st.integers(0, 2**64))
 def test_equals_the_obvious_scheduler_when_nothing_is_contended(seed: int) -> None:
     """One at a time, no cache: same texts, same order of ends as forty obvious lines."""

@@ -143,7 +143,8 @@ class ModeledExecutor:
         assert piece.token_ids, "an empty slice"
         assert end <= self._limits.context_tokens_max, "a slice beyond the context"
         assert len(piece.block_ids) * size >= end, "the block table does not cover the slice"
-        assert all(0 <= block < len(self._blocks) for block in piece.block_ids), "a block outside the pool"
+        assert min(piece.block_ids) >= 0, "a block outside the pool"
+        assert max(piece.block_ids) < len(self._blocks), "a block outside the pool"
         table = [self._blocks[block] for block in piece.block_ids[: -(-end // size)]]
         chain = []
         base = previous = 0

@@ -14,10 +14,8 @@ from typing import assert_never
 from tailrace.clock import NS_PER_MS, NS_PER_S, monotonic_ns
 from tailrace.engine.step import SchedulerStats, SequenceEvent
 from tailrace.errors import (
-    ERROR_TABLE,
     LABEL_TO_ERROR,
     Draining,
-    EngineDied,
     NotReady,
     Overloaded,
     StartFailed,
@@ -43,6 +41,7 @@ from tailrace.worker.channel import (
 )
 from tailrace.worker.engine_child import EngineChild
 from tailrace.worker.event_stream import EventStream
+from tailrace.worker.open_work import OpenWork
 from tailrace.worker.restart import RestartPolicy, restart_delay_ns
 
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
@@ -86,13 +85,8 @@ class EngineClient:
         self._supervisor: asyncio.Task[None] | None = None
         self._first_ready: asyncio.Future[Ready] | None = None
         self._closing = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._streams: dict[SequenceId, EventStream] = {}
-        self._queries: dict[int, asyncio.Future[list[StepRecord]]] = {}
-        self._busy_since_ns = 0
+        self._open = OpenWork()
         self._next_sequence_id = 0
-        self._next_query_id = 0
         self._deaths_ns: list[int] = []
         self._fatal: Fatal | None = None
         self._ready: Ready | None = None
@@ -125,7 +119,7 @@ class EngineClient:
     @property
     def num_open(self) -> int:
         """Sequences whose final event has not arrived."""
-        return len(self._streams)
+        return self._open.num_sequences
 
     @property
     def pid(self) -> int | None:
@@ -164,14 +158,8 @@ class EngineClient:
         """Queues one prompt. Raises NotReady, Draining or Overloaded, and then nothing was sent."""
         child = self._accepting_child()
         assert message.sequence_ids, "a submit has at least one choice"
-        assert not any(sequence_id in self._streams for sequence_id in message.sequence_ids), (
-            "sequence ids are used once"
-        )
         stream = EventStream(message.request_id, message.sequence_ids, self._on_stream_closed)
-        self._mark_busy()
-        for sequence_id in message.sequence_ids:
-            self._streams[sequence_id] = stream
-        self._idle.clear()
+        self._open.add(stream)
         child.send(message)
         return stream
 
@@ -184,22 +172,16 @@ class EngineClient:
 
         Nothing happens to a sequence that has ended.
         """
-        if sequence_id in self._streams:
+        if sequence_id in self._open:
             self._send(Finish(sequence_id, reason, tokens_kept))
-            self._deliver(SequenceEvent(sequence_id=sequence_id, finish_reason=reason))
+            self._open.deliver(SequenceEvent(sequence_id=sequence_id, finish_reason=reason))
 
     async def read_steps(self) -> list[StepRecord]:
         """The engine's step log, oldest first. Raises NotReady, or EngineDied when it ends before it answers."""
         child = self._ready_child()
-        self._next_query_id += 1
-        query_id = self._next_query_id
-        self._mark_busy()
-        self._queries[query_id] = asyncio.get_running_loop().create_future()
+        query_id = self._open.new_query()
         child.send(ReadSteps(query_id))
-        try:
-            return await self._queries[query_id]
-        finally:
-            self._queries.pop(query_id, None)
+        return await self._open.answer_to(query_id)
 
     def begin_drain(self) -> None:
         """From now on `submit` raises Draining; what runs goes on."""
@@ -207,7 +189,7 @@ class EngineClient:
 
     async def drained(self) -> None:
         """Returns when no sequence is open. Bound it with `asyncio.timeout`, then `close`."""
-        await self._idle.wait()
+        await self._open.drained()
 
     async def close(self) -> None:
         """Stops the engine and ends every open stream (`engine_died`). Idempotent; safe after a failed start."""
@@ -242,10 +224,6 @@ class EngineClient:
         if self._child is not None and self._state is EngineState.READY:
             self._child.send(message)
 
-    def _mark_busy(self) -> None:
-        if not self._streams and not self._queries:
-            self._busy_since_ns = monotonic_ns()
-
     def _on_stream_closed(self, stream: EventStream) -> None:
         self.cancel(stream.request_id)
 
@@ -255,10 +233,8 @@ class EngineClient:
         match message:
             case StepReport():
                 self._on_report(message)
-            case StepLog(query_id, records):
-                query = self._queries.get(query_id)
-                if query is not None and not query.done():
-                    query.set_result(records)
+            case StepLog():
+                self._open.answer(message)
             case Progress():
                 if self._on_progress is not None:
                     self._on_progress(message)
@@ -280,7 +256,7 @@ class EngineClient:
     def _on_report(self, report: StepReport) -> None:
         self._stats = report.stats
         for event in report.events:
-            self._deliver(event)
+            self._open.deliver(event)
         for callback in self._on_step:
             try:
                 callback(report)
@@ -289,28 +265,9 @@ class EngineClient:
                 context = {"message": "a step callback failed", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(context)
 
-    def _deliver(self, event: SequenceEvent) -> None:
-        stream = self._streams.get(event.sequence_id)
-        if stream is not None and stream.deliver(event):
-            del self._streams[event.sequence_id]
-            if not self._streams:
-                self._idle.set()
-
     def _end_open(self, cause: str) -> None:
         """The other half of the guarantee: what the engine can no longer end is ended here."""
-        message = f"the engine process ended while this request ran ({cause}); send it again"
-        for sequence_id in list(self._streams):
-            self._deliver(
-                SequenceEvent(
-                    sequence_id=sequence_id,
-                    finish_reason=FinishReason.ERROR,
-                    error_label=ERROR_TABLE[EngineDied].label,
-                    error_message=message,
-                )
-            )
-        for query in self._queries.values():
-            if not query.done():
-                query.set_exception(EngineDied(message))
+        self._open.end_all(cause)
         self._stats = SchedulerStats()
 
     # Supervision
@@ -400,6 +357,6 @@ class EngineClient:
         if self._state is not EngineState.READY or self._ready is None:
             return self._start_timeout_ns, child.last_message_ns
         timeout_ns = self._ready.step_timeout_ms * NS_PER_MS
-        if not self._streams and not self._queries:
+        if not self._open:
             return timeout_ns, monotonic_ns()
-        return timeout_ns, max(child.last_message_ns, self._busy_since_ns)
+        return timeout_ns, max(child.last_message_ns, self._open.busy_since_ns)

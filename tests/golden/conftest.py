@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -8,8 +9,13 @@ from tailrace.model.text import TextModel
 
 
 @pytest.fixture(scope="session")
-def text_model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    return TextModel.load(write_text_model(tmp_path_factory.mktemp("text")))
+def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_model(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def text_model(text_folder: Path) -> TextModel:
+    return TextModel.load(text_folder)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ tokenizer stands in for a model's.
 import asyncio
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,11 +40,11 @@ _TEMPLATE = (
 
 
 def write_text_model(folder: Path) -> Path:
-    """A byte-level BPE of some four hundred tokens with a chat template."""
+    """A byte-level BPE of some four hundred tokens with a chat template. The last token is the end token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    specials = ["<|im_start|>", "<|im_end|>"]
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         special_tokens=[AddedToken(text, special=True) for text in specials],
@@ -51,9 +52,10 @@ def write_text_model(folder: Path) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator([_CORPUS] * 4, trainer)
+    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(_TEMPLATE)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     return folder
 
 
@@ -67,6 +69,7 @@ class LiveWorker:
         self.service: Service
         self.engine: EngineClient
         self.url = ""
+        self.prints = False
         self.end: ServerEnd | None = None
         self.phases: list[Phase] = []
         self._settings = settings
@@ -101,6 +104,11 @@ class LiveWorker:
             self.press_stop()
         self.join()
 
+    def run_here(self) -> ServerEnd | None:
+        """In the calling thread; in the main one the real signals count."""
+        self._run()
+        return self.end
+
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
@@ -130,6 +138,8 @@ class LiveWorker:
 
     def _on_phase(self, phase: Phase, address: str) -> None:
         self.url = address
+        if self.prints:
+            print(phase, address, flush=True)
         self.phases.append(phase)
         self._listening.set()
 
@@ -146,13 +156,34 @@ def live_worker(
     faults: ModeledFaults | None = None,
     send_buffer_bytes: int | None = None,
 ) -> Iterator[LiveWorker]:
+    worker = make_worker(
+        text_model, settings, engine, num_blocks, step_fixed_ms, end_ratio, faults or ModeledFaults(), send_buffer_bytes
+    )
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+
+
+def make_worker(
+    text_model: TextModel,
+    settings: WorkerSettings | None,
+    engine: EngineConfig | None,
+    num_blocks: int,
+    step_fixed_ms: float,
+    end_ratio: float,
+    faults: ModeledFaults,
+    send_buffer_bytes: int | None,
+) -> LiveWorker:
     executor = ModeledSpec(
         num_blocks=num_blocks,
-        vocab_size=text_model.vocab_size,
+        # Without the end token: an answer has the length asked for, whatever its seed.
+        vocab_size=text_model.vocab_size - 1,
         context_tokens_max=CONTEXT_MAX,
         step_fixed_ms=step_fixed_ms,
         end_ratio=end_ratio,
-        faults=faults or ModeledFaults(),
+        faults=faults,
     )
     spec = EngineSpec(
         executor=executor,
@@ -160,9 +191,16 @@ def live_worker(
         end_token_ids=tuple(sorted(text_model.end_token_ids)),
         step_timeout_ms_min=60_000,
     )
-    worker = LiveWorker(text_model, settings or WorkerSettings(port=0), spec, send_buffer_bytes)
-    worker.start()
-    try:
-        yield worker
-    finally:
-        worker.stop()
+    return LiveWorker(text_model, settings or WorkerSettings(port=0), spec, send_buffer_bytes)
+
+
+def main(folder: str) -> None:
+    """`python live_worker.py FOLDER`: a worker as a process, until a signal."""
+    text_model = TextModel.load(Path(folder))
+    worker = make_worker(text_model, None, None, 256, 20.0, 0.0, ModeledFaults(), None)
+    worker.prints = True
+    print(worker.run_here(), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

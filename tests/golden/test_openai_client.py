@@ -303,3 +303,30 @@ def test_a_deadline_that_passes_is_answered_as_one(client: openai.OpenAI, stream
     with pytest.raises(openai.APIError) as error:
         read()
     assert error.value.code == "deadline_exceeded"
+
+
+def test_usage_tells_what_the_prefix_cache_held(client: openai.OpenAI) -> None:
+    prompt = [300 + i % 50 for i in range(100)]
+
+    def cached() -> int | None:
+        answer = client.completions.create(model="modeled", prompt=prompt, max_tokens=1)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens
+
+    assert (cached(), cached()) == (0, 96)
+
+
+def test_a_stop_token_ends_the_answer_and_is_not_shown(client: openai.OpenAI, worker: LiveWorker) -> None:
+    (stop_id,) = worker.text_model.encode("!", special=False)
+    answer = client.chat.completions.create(
+        model="modeled",
+        messages=HELLO,
+        logit_bias=forced(worker, "x🌊!"),
+        temperature=0,
+        max_tokens=20,
+        extra_body={"repetition_penalty": 10, "stop_token_ids": [stop_id]},
+    )
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("x🌊", "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 6

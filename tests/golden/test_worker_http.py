@@ -6,9 +6,12 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import pytest
@@ -78,10 +81,14 @@ def wait_for_metric(worker: LiveWorker, wanted: float, name: str, **labels: str)
         assert time.monotonic() < until, f"{name} did not become {wanted}"
 
 
+class HasUrl(Protocol):
+    url: str
+
+
 class OpenStream:
     """A stream whose client reads when it wants to, and may leave."""
 
-    def __init__(self, worker: LiveWorker, body: Any = None) -> None:
+    def __init__(self, worker: HasUrl, body: Any = None) -> None:
         self._connection = connect(worker.url)
         self._connection.request("POST", "/v1/chat/completions", json.dumps(ENDLESS | {"stream": True} | (body or {})))
         self._parser = SseParser()
@@ -464,6 +471,55 @@ def test_a_second_signal_stops_at_once(text_model: TextModel) -> None:
         worker.press_stop()
         assert worker.join() is ServerEnd.STOPPED
         stream.leave()
+
+
+class Process:
+    """A worker in a process of its own, which the real signals reach."""
+
+    def __init__(self, folder: Path) -> None:
+        script = str(Path(__file__).with_name("live_worker.py"))
+        self.popen = subprocess.Popen([sys.executable, script, str(folder)], stdout=subprocess.PIPE, text=True)
+        phase, url = self.line().split()
+        assert phase == Phase.LISTENING
+        self.url = url
+
+    def line(self) -> str:
+        assert self.popen.stdout is not None
+        return self.popen.stdout.readline().strip()
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and the last line."""
+        out, _ = self.popen.communicate(timeout=WAIT_S)
+        return self.popen.returncode, out.splitlines()[-1]
+
+
+@pytest.fixture
+def process(text_folder: Path) -> Iterator[Process]:
+    started = Process(text_folder)
+    yield started
+    if started.popen.poll() is None:
+        started.popen.kill()
+        started.popen.communicate()
+
+
+def test_sigterm_drains_and_exits_with_zero(process: Process) -> None:
+    stream = OpenStream(process, {"max_tokens": 20})
+    stream.first_event()
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.line().split()[0] == Phase.DRAINING
+    assert stream.rest()[-1].is_done
+    stream.leave()
+    assert process.end() == (0, ServerEnd.DRAINED)
+
+
+def test_a_second_sigterm_stops_the_process_at_once(process: Process) -> None:
+    stream = OpenStream(process)
+    stream.first_event()
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.line().split()[0] == Phase.DRAINING
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end() == (0, ServerEnd.STOPPED)
+    stream.leave()
 
 
 def test_a_port_in_use_is_named(worker: LiveWorker) -> None:

@@ -129,8 +129,8 @@ def _text_routes(service: Service) -> list[Route]:
             body = await _body(service, request)
             wanted = await service.off_loop(len(body), lambda: to_tokenize_request(body, service.model.names))
             ids = await service.tokenise(wanted.prompt, special=wanted.add_special_tokens)
-        strings = [service.text_model.token_text(token_id) for token_id in ids] if wanted.return_token_strs else None
-        return json_response(tokenize_answer(ids, max_model_len=service.context_tokens_max, token_strs=strings))
+            answer = await service.off_loop(len(ids), lambda: _tokenize_answer(service, ids, wanted.return_token_strs))
+        return json_response(answer)
 
     async def detokenize(request: HttpRequest) -> Response:
         with service.slot():
@@ -150,6 +150,11 @@ async def _body(service: Service, request: HttpRequest) -> bytes:
     return await read_body(
         request.scope, request.receive, bytes_max=settings.body_bytes_max, timeout_s=settings.body_timeout_s
     )
+
+
+def _tokenize_answer(service: Service, ids: list[int], wants_strings: bool) -> bytes:
+    strings = [service.text_model.token_text(token_id) for token_id in ids] if wants_strings else None
+    return tokenize_answer(ids, max_model_len=service.context_tokens_max, token_strs=strings)
 
 
 def _model(service: Service, name: str) -> dict[str, object]:

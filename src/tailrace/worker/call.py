@@ -42,7 +42,14 @@ class _Prompt:
 class Call:
     """`begin` once, `submit` once a prompt, then read `deltas` to the end."""
 
-    def __init__(self, request_id: RequestId, arrival_ns: int, engine: EngineClient, text_model: TextModel) -> None:
+    def __init__(
+        self,
+        request_id: RequestId,
+        arrival_ns: int,
+        engine: EngineClient,
+        text_model: TextModel,
+        on_choice_end: Callable[[FinishReason], None],
+    ) -> None:
         self.request_id = request_id
         self.arrival_ns = arrival_ns
         self.sending_since_ns: int | None = None
@@ -52,6 +59,7 @@ class Call:
         self.sequence_ids: list[SequenceId] = []
         self._engine = engine
         self._text_model = text_model
+        self._on_choice_end = on_choice_end
         self._request: Request | None = None
         self._prompts: list[_Prompt] = []
         self._choices: dict[SequenceId, tuple[ChoiceText, _Prompt]] = {}
@@ -174,6 +182,7 @@ class Call:
             pieces.append(choice.push(event))
         if choice.finish_reason is not None:
             self._num_unfinished -= 1
+            self._on_choice_end(choice.finish_reason)
             if choice.stop_string is not None:
                 self._engine.finish(event.sequence_id, FinishReason.STOP, choice.num_tokens)
         return Delta(choice.index, starts, join_pieces(pieces), choice.finish_reason)

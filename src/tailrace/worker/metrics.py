@@ -64,7 +64,7 @@ _REQUEST_ENDS = (
     EngineDied,
     KvExhausted,
 )
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class _Open:
@@ -178,6 +178,7 @@ class WorkerMetrics:
             self._e2e.observe(duration_ns / NS_PER_S)
 
     def on_choice_end(self, reason: FinishReason) -> None:
+        """A choice that ended well: stop or length."""
         self._success[reason].inc()
 
     def on_lag(self, lag_ns: int) -> None:

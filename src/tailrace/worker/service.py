@@ -235,7 +235,7 @@ class Service:
     def _open_call(self, id_prefix: str, arrival_ns: int) -> Iterator[Call]:
         # The caller's own x-request-id may be sent twice, and the engine cancels by this id: it is always ours.
         request_id = RequestId(f"{id_prefix}-{secrets.token_hex(12)}")
-        call = Call(request_id, arrival_ns, self.engine, self.text_model)
+        call = Call(request_id, arrival_ns, self.engine, self.text_model, self.metrics.on_choice_end)
         self._calls.add(call)
         try:
             yield call

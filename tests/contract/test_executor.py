@@ -325,5 +325,19 @@ def test_a_cut_executor_computes_the_same_again(implementation: Implementation) 
     assert generate(executor, tokens, [0, 1, 2, 3], num_tokens=2) == alone
 
 
+def test_steps_of_the_size_before_a_cut_run_after_it(implementation: Implementation) -> None:
+    """The kernels remember the shapes of the last step; one cut in the middle must not leave two steps mixed."""
+    tokens = prompt(17, 24)
+    executor = implementation.make()
+    expected = drawn(run(executor, make_slice(tokens, [40])))
+    big = make_slice(prompt(18, 500), list(range(16)), sequence=2, params=None)
+    for delay_s in (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008) * 4:
+        thread = threading.Timer(delay_s, executor.interrupt, (StepId(2),))
+        thread.start()
+        assert isinstance(executor.execute(make_plan(big, step=2)), StepDone | StepCut)
+        thread.join()
+        assert drawn(run(executor, make_slice(tokens, [40]))) == expected
+
+
 def test_limits_are_those_it_was_made_with(executor: Executor) -> None:
     assert executor.limits == LIMITS

@@ -48,11 +48,13 @@ class OpenVinoExecutor:
         problem = find_problem(plan, self._limits, self._model.vocab_size)
         if problem is not None:
             return StepFailed(f"plan refused: {problem}")
-        for source, destination in plan.block_copies:
-            self._model.copy_block(source, destination)
-        with self._lock:
-            self._step_id, self._is_cut = plan.step_id, False
         try:
+            if self._model.is_torn:
+                self._model.mend()
+            for source, destination in plan.block_copies:
+                self._model.copy_block(source, destination)
+            with self._lock:
+                self._step_id, self._is_cut = plan.step_id, False
             return self._execute_checked(plan)
         except (RuntimeError, MemoryError, EngineFailed) as error:
             return StepFailed(f"{type(error).__name__}: {error}")

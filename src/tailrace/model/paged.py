@@ -201,6 +201,10 @@ class PagedModel:
         self._cache_ports, self._step_ports = _sort_ports(compiled)
         self._caches: list[npt.NDArray[np.generic]] = []
         self._kept: tuple[object, ...] = ()
+        self._sizes: set[int] = set()
+        self._sizes_started: set[int] = set()
+        self.is_torn = False
+        """A step was cut or failed: `mend` before the next one."""
         self.num_blocks = 0
         self.vocab_size = int(compiled.outputs[0].partial_shape[-1].get_length())
         self.inference_dtype = str(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
@@ -216,16 +220,19 @@ class PagedModel:
         return len(self._cache_ports) // 2
 
     def allocate(self, num_blocks: int) -> None:
-        """Makes and writes the caches: unwritten pages would be shared with each other, and fault in during a step."""
+        """Makes and writes the caches: unwritten pages would be shared with each other, and fault in during a step.
+
+        One block more than asked for is kept aside for `mend`.
+        """
         assert num_blocks > 0, "a pool has blocks"
         self._caches = []
         for port in self._cache_ports:
             sizes = [port.partial_shape[i].get_length() for i in range(1, len(port.partial_shape))]
-            tensor = ov.Tensor(port.element_type, ov.Shape([num_blocks, *sizes]))
+            tensor = ov.Tensor(port.element_type, ov.Shape([num_blocks + 1, *sizes]))
             tensor.data.reshape(-1).view(np.uint8)[:] = 0
             self._request.set_tensor(port, tensor)
             # u4 shows as flat bytes, bf16 as float16 of the same bits: bytes by block are right for copying them all.
-            self._caches.append(tensor.data.reshape(-1).view(np.uint8).reshape(num_blocks, -1))
+            self._caches.append(tensor.data.reshape(-1).view(np.uint8).reshape(num_blocks + 1, -1))
         self.num_blocks = num_blocks
 
     def copy_block(self, source: int, destination: int) -> None:
@@ -237,13 +244,15 @@ class PagedModel:
         """Logits `[len(rows), vocab]` of one forward pass, which also writes the new tokens' KV.
 
         The result is a view of the output buffer: **the next step overwrites it**. Raises RuntimeError from the
-        kernels, also when `cancel` cut the step; blocks that it was to write then hold garbage.
+        kernels, also when `cancel` cut the step; blocks that it was to write then hold garbage, and `mend` comes next.
         """
         self.start(arrays)
         return self.wait()
 
     def start(self, arrays: StepArrays) -> None:
         """Begins a step and returns at once: from here to the end of `wait`, `cancel` cuts this one."""
+        assert not self.is_torn, "a torn model is mended before its next step"
+        self._sizes_started = {each.size for each in arrays}
         tensors = [ov.Tensor(array, shared_memory=True) for array in arrays]
         for port, tensor in zip(self._step_ports, tensors, strict=True):
             if port is not None:
@@ -253,9 +262,28 @@ class PagedModel:
 
     def wait(self) -> Float32s:
         """The logits of the step begun; without the interpreter lock meanwhile. As `step`."""
-        self._request.wait()
+        try:
+            self._request.wait()
+        except RuntimeError:
+            self._sizes |= self._sizes_started
+            self.is_torn = True
+            raise
+        self._sizes = self._sizes_started
         logits: Float32s = self._request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)
+
+    def mend(self) -> None:
+        """Makes the kernels usable after a cut or failed step, by a step of a few tokens on a block kept aside.
+
+        A step that ends early leaves nodes whose outputs have its shape while their remembered inputs have that of the
+        step before: a next step of that shape skips them and fails (38 of 38 cuts, measured on the pinned version). So
+        the mending step has a size that neither of the two had, in tokens, sequences, rows and blocks. After it every
+        node agrees with itself (0 of 36). Raises RuntimeError when even that fails; it may be tried again.
+        """
+        count = next(size for size in range(1, len(self._sizes) + 2) if size not in self._sizes)
+        aside = Piece([0], 0, [self.num_blocks])
+        self.is_torn = False
+        self.step(pack_step([aside] * count, range(count)))
 
     def cancel(self) -> None:
         """Cuts whatever runs now: the caller makes sure that it is the step meant."""

@@ -80,6 +80,13 @@ class _Model:
         self.num_cancels += 1
         self.paged.cancel()
 
+    @property
+    def is_torn(self) -> bool:
+        return self.paged.is_torn
+
+    def mend(self) -> None:
+        self.paged.mend()
+
 
 @pytest.fixture
 def watched(executor: OpenVinoExecutor, paged: PagedModel) -> _Model:

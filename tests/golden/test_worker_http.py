@@ -225,6 +225,7 @@ def guarded(text_model: TextModel) -> Iterator[LiveWorker]:
         cors_origins=("https://app.example",),
         debug_steps=True,
         requests_max=2,
+        keep_alive_s=1,
         seed=11,
     )
     with live_worker(text_model, settings=settings) as live:
@@ -301,6 +302,19 @@ def test_requests_beyond_the_bound_are_told_to_come_back(guarded: LiveWorker) ->
         connection.close()
     wait_for_metric(guarded, 0, "tailrace_requests_open")
     assert call(guarded, "POST", "/v1/chat/completions", CHAT, KEY).status == 200
+
+
+def test_a_connection_that_says_nothing_is_closed(guarded: LiveWorker) -> None:
+    parts = urlsplit(guarded.url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=WAIT_S) as sock:
+        assert sock.recv(1) == b""
+
+
+def test_a_worker_with_a_seed_gives_each_request_another_one(guarded: LiveWorker) -> None:
+    body = CHAT | {"temperature": 1, "max_tokens": 12}
+    answers = [call(guarded, "POST", "/v1/chat/completions", body, KEY).json for _ in range(2)]
+    texts = [answer["choices"][0]["message"]["content"] for answer in answers]
+    assert texts[0] != texts[1]
 
 
 # Clients that leave

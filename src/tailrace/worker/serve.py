@@ -87,7 +87,12 @@ def address_of(listener: socket.socket) -> str:
 
 
 class _Protocol(HttpToolsProtocol):
-    """Lets the application cut a connection whose client takes nothing."""
+    """Lets the application cut a connection whose client takes nothing, and closes one that never sends anything."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # The first byte, like those after it, takes this timer away again.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -221,11 +226,12 @@ async def _end(server: uvicorn.Server, task: "asyncio.Task[None]") -> None:
         transport = getattr(connection, "transport", None)
         if transport is not None:
             transport.abort()
-    requests = list(server.server_state.tasks)
+    # A request whose connection is gone ends by itself; cancelling it first would only make a traceback.
+    requests = set(server.server_state.tasks)
+    if requests:
+        _, requests = await asyncio.wait(requests, timeout=_GRACE_S)
     for request in requests:
         request.cancel()
-    if requests:
-        await asyncio.wait(requests, timeout=_GRACE_S)
 
 
 def _exception(task: "asyncio.Task[None]") -> BaseException | None:

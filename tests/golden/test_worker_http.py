@@ -278,6 +278,17 @@ def test_a_body_without_a_length_is_refused_while_it_is_read(guarded: LiveWorker
     connection.close()
 
 
+def test_a_body_that_does_not_arrive_is_refused(text_model: TextModel) -> None:
+    with live_worker(text_model, settings=WorkerSettings(port=0, body_timeout_s=0.1)) as worker:
+        connection = connect(worker.url)
+        connection.putrequest("POST", "/v1/chat/completions")
+        connection.putheader("content-length", "100")
+        connection.endheaders()
+        response = connection.getresponse()
+        assert (response.status, json.loads(response.read())["error"]["code"]) == (400, "invalid_request")
+        connection.close()
+
+
 def test_a_browser_of_an_allowed_origin_may_call(guarded: LiveWorker) -> None:
     preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     allowed = call(guarded, "OPTIONS", "/v1/chat/completions", None, preflight | {"origin": "https://app.example"})

@@ -40,6 +40,8 @@ def sample_rows(logits: Float32s, rows: Sequence[SamplingRow]) -> list[tuple[int
     The result of a row depends on that row alone. Raises EngineFailed when a row's logits are not numbers.
     """
     assert len(logits) == len(rows), "one sampling row for each row of logits"
+    if all(_is_greedy(row.params) for row in rows):
+        return [_sample(values, row, 0.0) for values, row in zip(logits, rows, strict=True)]
     draws = uniforms(
         [row.params.seed for row in rows],
         [row.choice for row in rows],
@@ -89,10 +91,14 @@ def _sample(values: Float32s, row: SamplingRow, draw: float) -> tuple[int, Posit
     params = row.params
     adjusted = _adjust(values, row)
     best = _peak(adjusted)
-    token = best if params.temperature < TEMPERATURE_MIN else _draw(adjusted, adjusted[best], params, draw)
+    token = best if _is_greedy(params) else _draw(adjusted, adjusted[best], params, draw)
     if params.num_logprobs is None:
         return token, None
     return token, position_logprobs(values, token, params.num_logprobs)
+
+
+def _is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < TEMPERATURE_MIN
 
 
 def _peak(values: Float32s) -> int:

@@ -2,7 +2,7 @@
 #
 #   make demo    set up, start the service, ask the packaged model one question   (KEEP=1 keeps serving)
 #   make test    set up, then every test
-#   make check   set up, then style, types, import contracts and the tests that need no model
+#   make check   set up, then style, types, import contracts and the quick tests that need no model
 #   make bench   set up, then every benchmark, into benchmarks/results/           (QUICK=1 for tiny inputs)
 #   make docs    write the generated pages again
 
@@ -43,7 +43,7 @@ lint: setup
 	$(BIN)/lint-imports --no-logo
 
 check: lint
-	$(BIN)/python -m pytest -m "not model"
+	$(BIN)/python -m pytest -m "not model and not slow"
 
 bench: setup
 	$(BIN)/python scripts/bench.py $(if $(QUICK),--quick)

@@ -30,8 +30,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Type of the KV cache (vLLM: --kv-cache-dtype, llama.cpp: --cache-type-k). None: bf16 where the processor has it,
     else f16; u8 (0.59 of the bytes, same quality) when memory binds. u4 (0.34 of the bytes) costs a KL of 1e-2."""
     context_tokens_max: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Tokens a sequence may reach, prompt and answer (vLLM: --max-model-len, llama.cpp: --ctx-size). None: what the model
-    was trained for, less if the KV pool holds less."""
+    """Tokens a sequence may reach, prompt and answer (vLLM: --max-model-len, llama.cpp: --ctx-size). None: what the
+    model was trained for, less if the KV pool holds less."""
     threads: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Threads of the kernels (llama.cpp: --threads). None: physical cores within affinity and cgroup quota."""
 

@@ -43,7 +43,7 @@ lint: setup
 	$(BIN)/lint-imports --no-logo
 
 check: lint
-	$(BIN)/python -m pytest -m "not model and not slow"
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -m "not model and not slow"
 
 bench: setup
 	$(BIN)/python scripts/bench.py $(if $(QUICK),--quick)

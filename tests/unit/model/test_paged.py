@@ -171,6 +171,14 @@ def test_a_combination_that_the_kernels_refuse_is_refused_with_what_to_change(ti
         load_paged(tiny_xml, kv_dtype="i8")
 
 
+def test_a_step_leaves_the_arrays_of_earlier_steps_alone(paged: PagedModel) -> None:
+    first, second = pack_step([Piece(TOKENS[:5], 0, [0])], [4]), pack_step([Piece(TOKENS[5:10], 0, [1])], [4])
+    expected = paged.step(first).copy()
+    paged.step(second)
+    assert first.token_ids.tolist() == TOKENS[:5]
+    assert np.array_equal(paged.step(first), expected)
+
+
 def test_logits_are_a_view_that_the_next_step_overwrites(paged: PagedModel) -> None:
     """Why the executor draws before it computes again."""
     first = paged.step(pack_step([Piece(TOKENS[:5], 0, [0])], [4]))

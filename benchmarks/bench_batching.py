@@ -7,9 +7,9 @@ import asyncio
 import time
 
 import numpy as np
-from engines import running_engine
 
 from common import Timeline, arguments, random_prompt, report, run_request, say, summary, target
+from engines import running_engine
 
 SEQUENCES_MAX = 16
 

@@ -6,9 +6,9 @@ The gap between two tokens of a stream that overlaps the prefill is the figure; 
 import asyncio
 
 import numpy as np
-from engines import running_engine
 
 from common import Timeline, arguments, random_prompt, report, run_request, say, summary, target
+from engines import running_engine
 from tailrace.request import RequestId
 from tailrace.worker.engine_client import EngineClient
 

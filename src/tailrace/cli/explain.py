@@ -21,6 +21,8 @@ def resolved(settings: Settings, facts: HardwareFacts, manifest: ModelManifest |
     Raises ConfigError or ModelRefused where a setting contradicts the machine.
     """
     rows = _machine(settings.executor, facts, manifest) | _engine(settings.engine)
+    if manifest is not None and settings.engine.token_budget is None:
+        rows["engine.token_budget"] = _token_budget(settings.engine, facts)
     if settings.model.cache_dir is None:
         rows["model.cache_dir"] = Resolved(str(settings.cache_dir), "below XDG_CACHE_HOME, else ~/.cache")
     if manifest is not None:
@@ -68,6 +70,14 @@ def _machine(executor: ExecutorSettings, facts: HardwareFacts, manifest: ModelMa
         "executor.kv_dtype": Resolved(decided.kv_dtype.value, decided.kv_dtype.reason),
         "executor.threads": Resolved(decided.threads.value, decided.threads.reason),
     }
+
+
+def _token_budget(engine: EngineConfig, facts: HardwareFacts) -> Resolved:
+    from tailrace.executor.start import STEP_TOKENS_DEFAULT  # imports the kernels, a second's work
+
+    value = max(STEP_TOKENS_DEFAULT[facts.has_bf16], engine.sequences_max or SEQUENCES_MAX_DEFAULT)
+    speed = "with" if facts.has_bf16 else "without"
+    return Resolved(value, f"a step of bearable length {speed} bf16 instructions, at least one token a sequence")
 
 
 def _pool(wish: KvMemory | None) -> str | None:

@@ -69,6 +69,7 @@ def test_every_value_left_out_is_computed_or_says_what_will_decide() -> None:
     assert rows["model.weights"].value == "int8"
     assert "0.0048" in (rows["model.weights"].reason or "")
     assert rows["worker.served_model_name"].value == "small"
+    assert rows["engine.token_budget"].value == 256
     for key in ("executor.kv_memory", "engine.token_budget", "engine.itl_target_ms"):
         assert rows[key].reason, key
 
@@ -138,3 +139,7 @@ def test_the_command_to_try_is_quoted_for_a_shell_and_shows_no_key() -> None:
     line = address_lines("http://h:1", "it's", needs_key=True)[1]
     assert "it'\\''s" in line
     assert "Bearer KEY" in line
+
+
+def test_the_budget_holds_one_token_a_sequence() -> None:
+    assert table("engine.sequences_max=300")["engine.token_budget"].value == 300

@@ -64,6 +64,10 @@ def _check_rope(source: GgufFile, arch: str) -> None:
 def _check_tensors(source: GgufFile, arch: str) -> None:
     blocks = [f"{part}.weight" for part in _BLOCK] + list(_EXTRA_BLOCK_TENSORS[arch])
     num_layers = _count(source, f"{arch}.block_count")
+    if num_layers * len(blocks) > len(source.tensors):  # before names are made for as many layers as a header may claim
+        raise ModelSourceError(
+            f"{source.path} has {len(source.tensors)} tensors, too few for {num_layers} layers; get the file again"
+        )
     wanted = {f"blk.{i}.{part}" for i in range(num_layers) for part in blocks}
     wanted |= {"token_embd.weight", "output_norm.weight"}
     present = {tensor.name for tensor in source.tensors}

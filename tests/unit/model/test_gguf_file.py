@@ -1,6 +1,7 @@
 """A GGUF file is hostile until parsed: whatever is cut or flipped ends in ModelSourceError, never in a traceback."""
 
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +114,19 @@ def test_hostile_headers_are_named(tmp_path: Path, content: bytes, says: str) ->
 def test_a_missing_file_is_a_source_error(tmp_path: Path) -> None:
     with pytest.raises(ModelSourceError, match=r"nothing\.gguf"):
         open_gguf(tmp_path / "nothing.gguf")
+
+
+def test_a_layer_count_beyond_the_tensors_is_refused_before_it_costs_memory(good: Path, tmp_path: Path) -> None:
+    content = bytearray(good.read_bytes())
+    arch = open_gguf(good).keys["general.architecture"]
+    begin, _ = open_gguf(good).key_places[f"{arch}.block_count"]
+    content[begin : begin + 4] = b"\xff\xff\xff\x7f"
+    path = tmp_path / "layers.gguf"
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelSourceError, match="too few"):
+            _use(path)
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()

@@ -170,7 +170,9 @@ class TextModel:
     def _encode_text(self, text: str, *, first: bool) -> list[int]:
         tokenizer = self._plain if first else self._plain_later
         try:
-            encoding = tokenizer.encode(text, add_special_tokens=False)
+            # Only the batch calls let other threads run: `encode` holds the interpreter, a second for each megabyte.
+            # "fast" leaves out offsets: half the time, less memory.
+            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:  # the library reports it as a TypeError
             raise InvalidRequest("the text has half of a surrogate pair, which is not Unicode; send UTF-8") from error
         return list(encoding.ids)

@@ -24,6 +24,9 @@ from tailrace.worker.settings import WorkerSettings
 
 _BACKLOG = 1024
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+HEAD_BYTES_MAX = 65_536
+"""Request line and headers, or trailers, beside the first read (256 KiB at most). The parser has no bound of its own,
+and what it does with one long header grows with the square of its length."""
 _GRACE_S = 2.0
 """After the drain: time for the last bytes to reach slow clients."""
 
@@ -87,17 +90,68 @@ def address_of(listener: socket.socket) -> str:
 
 
 class _Protocol(HttpToolsProtocol):
-    """Lets the application cut a connection whose client takes nothing, and closes one that never sends anything."""
+    """Bounds the bytes and seconds of a head; lets the application cut a connection whose client takes nothing.
+
+    One request at a time: behind one that runs, the next one's sender could leave without the first being told (the
+    base class tells only the last), so a connection that sends it is cut. Clients of this interface do not.
+    """
+
+    _bytes_outside_body = 0
+    _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # The first byte, like those after it, takes this timer away again.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes_outside_body += len(data)
+        super().data_received(data)
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if self.transport.is_closing():
+            return
+        if self._bytes_outside_body > HEAD_BYTES_MAX:
+            # In the middle of an answer there is no place for another one.
+            self.send_400_response("The request's headers are too large.") if is_idle else self._cut()
+        elif is_idle and self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._bytes_outside_body = 0
         scope = cast("dict[str, Any]", self.scope)
-        scope[ABORT_KEY] = self.transport.abort
+        scope[ABORT_KEY] = self._cut
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._cut()
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._bytes_outside_body = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._bytes_outside_body = 0
+        super().on_message_complete()
+
+    def _cut(self) -> None:
+        """At once. The transport tells of its end only later, and writing to it until then would raise."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.abort()
+
+    def _end_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 class _Server(uvicorn.Server):

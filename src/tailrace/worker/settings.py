@@ -33,7 +33,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     drain_timeout_s: Seconds = 30.0
     """After SIGTERM what runs may take this long; then it is ended with the label `draining`."""
     keep_alive_s: Annotated[int, Meta(ge=1, le=3600)] = 5
-    """An idle connection is closed after this time."""
+    """An idle connection is closed after this time, and one whose request line and headers take longer to arrive."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     """Base of the sampling seeds of requests that name none: the same order of requests draws the same tokens.
     None: from the operating system."""

@@ -23,6 +23,7 @@ from tailrace.engine.step import ExecutorLimits
 from tailrace.errors import ConfigError, ModelSourceError
 from tailrace.executor.machine import read_hardware, read_resident_bytes
 from tailrace.executor.openvino import OpenVinoExecutor
+from tailrace.executor.process import bound_library_memory
 from tailrace.executor.settings import ExecutorSettings, ResolvedExecutor, resolve_settings
 from tailrace.executor.warm_up import Observe, warm_up
 from tailrace.model.paged import PagedModel, Piece, pack_step, read_paged
@@ -68,6 +69,7 @@ def start_executor(
 
     Raises ModelSourceError (files), ModelRefused (kernels), ConfigError (memory or a setting), StartFailed (warm-up).
     """
+    bound_library_memory()
     facts = read_hardware()
     resident_bytes = read_resident_bytes()
     context = context_tokens_max or shape.context_tokens_max

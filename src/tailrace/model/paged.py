@@ -35,6 +35,9 @@ _STEP_PORTS = (
 _TAIL_TYPES = frozenset({"Add", "Convert", "Divide", "Multiply", "Subtract", "Tanh"})
 """What may stand between the LM head and the result: each row's values depend on that row alone."""
 _TAIL_LENGTH_MAX = 16
+KERNEL_CACHE_ENTRIES = 64
+"""Kernels prepared for past shapes that the plugin keeps, a few for each token count; its default of 5,000 grows for
+thousands of steps (see `executor.process`)."""
 
 
 class Piece(NamedTuple):
@@ -182,7 +185,11 @@ class PagedModel:
         f32. Pinned threads of two workers would meet on the same cores. Raises ModelRefused when the plugin refuses
         the combination or the model has states besides KV.
         """
-        properties: dict[str, str | int | bool] = {"KV_CACHE_PRECISION": kv_dtype, "ENABLE_CPU_PINNING": pin_threads}
+        properties: dict[str, str | int | bool] = {
+            "CPU_RUNTIME_CACHE_CAPACITY": KERNEL_CACHE_ENTRIES,
+            "ENABLE_CPU_PINNING": pin_threads,
+            "KV_CACHE_PRECISION": kv_dtype,
+        }
         if inference_dtype is not None:
             properties["INFERENCE_PRECISION_HINT"] = inference_dtype
         if num_threads is not None:

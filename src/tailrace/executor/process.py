@@ -1,7 +1,7 @@
 """Bounds on what the kernels' libraries keep in this process. Called once, before the first model is compiled.
 
-Measured on steps of random shapes (SmolLM2-135M int8, AVX2; `benchmarks/bench_soak.py`): resident memory grew from 880 to
-1,008 MB over 400 steps and went on with each token count never seen before. With these bounds and
+Measured on steps of random shapes (SmolLM2-135M int8, AVX2; `benchmarks/bench_soak.py`): resident memory grew from
+880 to 1,008 MB over 400 steps and went on with each token count never seen before. With these bounds and
 `model.paged.KERNEL_CACHE_ENTRIES` it stands still at 904 MB from the 150th step on, at the same processor time.
 """
 

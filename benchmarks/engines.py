@@ -4,14 +4,15 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tailrace.cli.compose import Prepared, engine_spec, load_settings, prepare
+from tailrace.cli.compose import engine_spec, load_settings, prepare
 from tailrace.executor.machine import read_hardware
 from tailrace.executor.settings import ExecutorSettings, resolve_settings
 from tailrace.executor.start import StartedExecutor, start_executor
+from tailrace.model.source import PreparedModel
 from tailrace.worker.engine_client import EngineClient
 
 
-def prepared_model(name: str) -> Prepared:
+def prepared_model(name: str) -> PreparedModel:
     """Converts it first, if need be."""
     return prepare(name, load_settings(None, None))
 

@@ -13,7 +13,8 @@ from tailrace.errors import TailraceError
 
 if TYPE_CHECKING:
     from tailrace.cli.backend import AskOptions, Backend, Turn
-    from tailrace.cli.compose import Prepared, Settings
+    from tailrace.cli.compose import Settings
+    from tailrace.model.source import PreparedModel
     from tailrace.request import Message
 
 EPILOG = """\b
@@ -78,7 +79,7 @@ def chat(
             runner.run(backend.close())
 
 
-async def _start(prepared: "Prepared", settings: "Settings") -> "Backend":
+async def _start(prepared: "PreparedModel", settings: "Settings") -> "Backend":
     from tailrace.cli.compose import start_engine
     from tailrace.cli.local import LocalBackend
 

@@ -3,6 +3,7 @@
 Nothing here computes: sections come from `config`, the model from `model.source`, the engine is the child of `worker`.
 """
 
+import asyncio
 import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from tailrace.errors import ConfigError
 from tailrace.executor.settings import ExecutorSettings
 from tailrace.model.manifest import ModelManifest
 from tailrace.model.settings import ModelSettings
+from tailrace.model.source import PreparedModel, find_model, prepare_model
 from tailrace.model.text import TextModel
 from tailrace.worker.channel import EngineSpec, OpenVinoSpec, Progress, Ready
 from tailrace.worker.engine_client import EngineClient
@@ -54,14 +56,6 @@ class Settings(NamedTuple):
     cache_dir: Path
 
 
-class Prepared(NamedTuple):
-    """A model in the cache, ready for an engine."""
-
-    directory: Path
-    manifest: ModelManifest
-    text_model: TextModel
-
-
 class Composition(NamedTuple):
     """A running engine and the service in front of it. Whoever holds it closes the engine."""
 
@@ -87,16 +81,14 @@ def load_settings(config_path: str | None, assignments: list[str] | None, flags:
     )
 
 
-def prepare(name: str, settings: Settings) -> Prepared:
+def prepare(name: str, settings: Settings) -> PreparedModel:
     """Finds and, once, converts the model. Blocks; call it outside an event loop, so that Ctrl-C works.
 
     Raises ModelRefused, ModelSourceError or ConfigError.
     """
-    from tailrace.model.source import find_model, prepare_model
-
     progress = ProgressLine()
     try:
-        prepared = prepare_model(
+        return prepare_model(
             find_model(name),
             weights=settings.model.weights,
             cache_dir=settings.cache_dir,
@@ -106,11 +98,14 @@ def prepare(name: str, settings: Settings) -> Prepared:
         )
     finally:
         progress.done()
-    text_model = TextModel.load(prepared.directory, chat_template=settings.model.chat_template)
-    return Prepared(prepared.directory, prepared.manifest, text_model)
 
 
-def engine_spec(prepared: Prepared, settings: Settings) -> EngineSpec:
+def load_text(prepared: PreparedModel, settings: Settings) -> TextModel:
+    """The tokenizer, and the chat template asked for. Raises ModelSourceError or ConfigError."""
+    return TextModel.load(prepared.directory, chat_template=settings.model.chat_template)
+
+
+def engine_spec(prepared: PreparedModel, settings: Settings) -> EngineSpec:
     """What the engine child is made from. Raises ConfigError for a context that the model was not trained for."""
     trained, asked = prepared.manifest.shape.context_tokens_max, settings.executor.context_tokens_max
     if asked is not None and asked > trained:
@@ -122,14 +117,15 @@ def engine_spec(prepared: Prepared, settings: Settings) -> EngineSpec:
         model_xml=str(prepared.directory / "openvino_model.xml"),
         shape=prepared.manifest.shape,
         settings=settings.executor,
-        context_tokens_max=asked,
     )
-    ends = set(prepared.manifest.end_token_ids) | prepared.text_model.end_token_ids
-    return EngineSpec(executor=executor, engine=settings.engine, end_token_ids=tuple(sorted(ends)))
+    return EngineSpec(executor=executor, engine=settings.engine, end_token_ids=prepared.manifest.end_token_ids)
 
 
-async def start_engine(prepared: Prepared, settings: Settings) -> Composition:
-    """Starts the engine child and waits until it is ready. Raises what the child names, or StartFailed."""
+async def start_engine(prepared: PreparedModel, settings: Settings) -> Composition:
+    """Starts the engine child, loads the tokenizer beside it and waits for both.
+
+    Raises what the child names, StartFailed, or what `load_text` raises.
+    """
     engine = EngineClient(engine_spec(prepared, settings))
     progress = ProgressLine()
 
@@ -137,10 +133,14 @@ async def start_engine(prepared: Prepared, settings: Settings) -> Composition:
         progress.show(f"{message.phase}: {message.message}")
 
     try:
-        ready = await engine.start(on_progress)
+        loading = asyncio.to_thread(load_text, prepared, settings)
+        ready, text_model = await asyncio.gather(engine.start(on_progress), loading)
+    except BaseException:
+        await engine.close()
+        raise
     finally:
         progress.done()
-    service = Service(engine, prepared.text_model, served_model(prepared.manifest, settings.worker), settings.worker)
+    service = Service(engine, text_model, served_model(prepared.manifest, settings.worker), settings.worker)
     return Composition(engine, service, ready)
 
 

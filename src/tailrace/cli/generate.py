@@ -10,7 +10,8 @@ from tailrace.cli import options
 
 if TYPE_CHECKING:
     from tailrace.cli.backend import AskOptions, Turn
-    from tailrace.cli.compose import Prepared, Settings
+    from tailrace.cli.compose import Settings
+    from tailrace.model.source import PreparedModel
 
 EPILOG = """\b
 Examples:
@@ -78,7 +79,7 @@ def generate(
 
 
 async def _generate(
-    prepared: "Prepared",
+    prepared: "PreparedModel",
     settings: "Settings",
     text: str,
     ask: "AskOptions",

@@ -10,7 +10,8 @@ from tailrace.cli import options
 if TYPE_CHECKING:
     import socket
 
-    from tailrace.cli.compose import Prepared, Settings
+    from tailrace.cli.compose import Settings
+    from tailrace.model.source import PreparedModel
 
 EPILOG = """\b
 Examples:
@@ -109,7 +110,7 @@ def _run(model: str, settings: "Settings") -> None:
         listener.close()
 
 
-async def _serve(prepared: "Prepared", settings: "Settings", listener: "socket.socket") -> None:
+async def _serve(prepared: "PreparedModel", settings: "Settings", listener: "socket.socket") -> None:
     from tailrace.cli import compose
     from tailrace.cli.output import note
     from tailrace.cli.start_text import start_text

@@ -46,7 +46,7 @@ def tokenize(
     messages = _read_messages(Path(chat)) if chat is not None else None
     text = prompt if prompt is not None else _read(Path(file)) if file is not None else ""
     prepared = compose.prepare(model, settings)
-    result = count(prepared.text_model, text, messages)
+    result = count(compose.load_text(prepared, settings), text, messages)
     if as_json:
         print_json({"model": prepared.manifest.name, **result})
     else:

@@ -5,6 +5,7 @@ neither do the kernels (a block that does not exist ends the process): `executor
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -236,10 +237,11 @@ class PagedModel:
         for port in self._cache_ports:
             sizes = [port.partial_shape[i].get_length() for i in range(1, len(port.partial_shape))]
             tensor = ov.Tensor(port.element_type, ov.Shape([num_blocks + 1, *sizes]))
-            tensor.data.reshape(-1).view(np.uint8)[:] = 0
             self._request.set_tensor(port, tensor)
             # u4 shows as flat bytes, bf16 as float16 of the same bits: bytes by block are right for copying them all.
             self._caches.append(tensor.data.reshape(-1).view(np.uint8).reshape(num_blocks + 1, -1))
+        with ThreadPoolExecutor(self.num_threads, thread_name_prefix="allocate") as threads:
+            list(threads.map(_write_zeros, self._caches))  # page faults, which cores take side by side
         self.num_blocks = num_blocks
 
     def copy_block(self, source: int, destination: int) -> None:
@@ -321,6 +323,10 @@ def load_paged(
         inference_dtype=inference_dtype,
         pin_threads=pin_threads,
     )
+
+
+def _write_zeros(cache: npt.NDArray[np.generic]) -> None:
+    cache[:] = 0
 
 
 def _block_bytes(port: ov.Output) -> int:

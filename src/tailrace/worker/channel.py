@@ -53,8 +53,6 @@ class OpenVinoSpec(msgspec.Struct, frozen=True, kw_only=True, tag="openvino"):
     """Path of the IR; its weights lie beside it."""
     shape: ModelShape
     settings: ExecutorSettings = ExecutorSettings()
-    context_tokens_max: int | None = None
-    """None: what the model was trained for."""
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):

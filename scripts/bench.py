@@ -1,5 +1,7 @@
 """Runs every `benchmarks/bench_*.py` and keeps what each prints: one JSON object, in `benchmarks/results/NAME.json`.
 
+`--only NAME`, first, runs that script alone.
+
 A benchmark that fails does not stop the others; the exit status says whether all ran.
 """
 
@@ -38,8 +40,14 @@ def run_one(script: Path, arguments: list[str]) -> bool:
 
 
 def main() -> int:
-    scripts = sorted((ROOT / "benchmarks").glob("bench_*.py"))
-    results = [run_one(script, sys.argv[1:]) for script in scripts]
+    arguments, wanted = sys.argv[1:], "bench_*"
+    if arguments[:1] == ["--only"]:
+        wanted, arguments = arguments[1], arguments[2:]
+    scripts = sorted((ROOT / "benchmarks").glob(f"{wanted}.py"))
+    if not scripts:
+        print(f"bench: no benchmarks/{wanted}.py", file=sys.stderr)
+        return 2
+    results = [run_one(script, arguments) for script in scripts]
     return 0 if all(results) else 1
 
 

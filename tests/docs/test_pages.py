@@ -19,7 +19,7 @@ def make_targets() -> set[str]:
 
 
 def test_every_make_command_in_the_pages_is_a_target() -> None:
-    named = {target for page in PAGES for target in re.findall(r"`?make ([a-z]+)\b[ `]", text_of(page))}
+    named = {target for page in PAGES for target in re.findall(r"(?m)(?:^|`)make ([a-z]+)\b", text_of(page))}
     assert {"demo", "test", "check", "bench"} <= named
     assert {name for name in named if name not in make_targets()} == set()
 

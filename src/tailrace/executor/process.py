@@ -7,7 +7,6 @@ Measured on steps of random shapes (SmolLM2-135M int8, AVX2; `benchmarks/bench_s
 
 import contextlib
 import ctypes
-import os
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 """glibc's numbers, malloc.h."""
@@ -20,8 +19,8 @@ def bound_library_memory() -> None:
 
     Does what the C library offers: elsewhere than on glibc the second half is left out.
     """
-    os.putenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
+        libc.setenv(b"ONEDNN_PRIMITIVE_CACHE_CAPACITY", b"0", 0)  # 0: who started the process may have set another
         libc.mallopt(_M_ARENA_MAX, 1)
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES_MIN)

@@ -10,8 +10,8 @@ from tailrace.cost.step_time import StepFeatures, StepTimeModel
 from tailrace.engine.step import StepPlan
 
 CHUNK_TOKENS_MIN = 8
-"""The least prefill progress of a step whose time is already spent. A chunk repacks all its past KV, so chunks of one
-or two tokens would pay that for nothing; more than a few would break the ITL target further than progress needs."""
+"""The least prefill progress of a step whose time is spent before it begins. A chunk repacks all its past KV, so a few
+tokens pay that once; many would break the ITL target further than progress needs."""
 
 
 def chunk_tokens(
@@ -27,8 +27,8 @@ def chunk_tokens(
     `needed` tokens finish the prompt, `used` of the `budget` are taken, `step_sizes` ascend. The last chunk of a
     prompt is taken whole, even though the step's total is then not a listed size: splitting the remainder into listed
     sizes would cost several more steps (each reads all weights) to save one re-planning of kernels. Any other chunk is
-    trimmed so that the total reaches a listed size. `must_progress` overrides `fits`, with the smallest chunk that is
-    worth it (I7).
+    trimmed so that the total reaches a listed size. With `must_progress` something is taken all the same (I7): one token
+    if that fits, for a single row reads its past without repacking it, else the smallest chunk that is worth it.
     """
     room = budget - used
     if room <= 0:
@@ -41,6 +41,8 @@ def chunk_tokens(
             return chunk
     if not must_progress:
         return 0
+    if fits(1):
+        return 1
     for chunk in trimmed:
         if chunk >= CHUNK_TOKENS_MIN:
             return chunk
@@ -126,11 +128,12 @@ class StepBudget:
         if self._itl_target_ns is None or self.num_decode_rows == 0:
             return True
         total = self.tokens + chunk
+        is_row = chunk == 1
         features = StepFeatures(
             total,
-            self.kv_read,
-            self.kv_repacked + start,
-            self.query_kv + _pairs(start, chunk),
+            self.kv_read + (start + 1 if is_row else 0),
+            self.kv_repacked + (0 if is_row else start),
+            self.query_kv + (0 if is_row else _pairs(start, chunk)),
             self.rows + is_last,
             total != self._tokens_before,
         )

@@ -40,6 +40,13 @@ def test_progress_takes_the_smallest_chunk_that_is_worth_it() -> None:
     assert chunk(500, 127, limit=0, must_progress=True) == 1
 
 
+def test_progress_takes_one_token_when_more_would_break_the_target_and_one_does_not() -> None:
+    assert chunk(500, 3, limit=5, must_progress=True) == 1
+    step = budget(itl_target_ns=20_000_000, step_time=StepTimeModel(StepCoefficients(0, 1e6, 1e3, 1e4, 0, 0, 0)))
+    step.add_rows(4, 400)
+    assert step.fit_chunk(2_000, 100) == 1, "a chunk of 12 repacks 2,000 tokens for 20 ms, a row reads them for 2"
+
+
 def budget(**changes: object) -> StepBudget:
     values: dict[str, object] = {
         "tokens_max": 128,

@@ -27,8 +27,8 @@ def chunk_tokens(
     `needed` tokens finish the prompt, `used` of the `budget` are taken, `step_sizes` ascend. The last chunk of a
     prompt is taken whole, even though the step's total is then not a listed size: splitting the remainder into listed
     sizes would cost several more steps (each reads all weights) to save one re-planning of kernels. Any other chunk is
-    trimmed so that the total reaches a listed size. With `must_progress` something is taken all the same (I7): one token
-    if that fits, for a single row reads its past without repacking it, else the smallest chunk that is worth it.
+    trimmed so that the total reaches a listed size. With `must_progress` something is taken all the same (I7): one
+    token if that fits, for a single row reads its past without repacking it, else the smallest chunk worth it.
     """
     room = budget - used
     if room <= 0:

@@ -14,9 +14,9 @@ from tailrace import config
 from tailrace.cli.options import Flags
 from tailrace.cli.output import ProgressLine
 from tailrace.engine.config import EngineConfig
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, ModelRefused
 from tailrace.executor.settings import ExecutorSettings
-from tailrace.model.manifest import ModelManifest
+from tailrace.model.manifest import KL_DECODE_MAX, ModelManifest
 from tailrace.model.settings import ModelSettings
 from tailrace.model.source import PreparedModel, find_model, prepare_model
 from tailrace.model.text import TextModel
@@ -135,6 +135,7 @@ async def start_engine(prepared: PreparedModel, settings: Settings) -> Compositi
     try:
         loading = asyncio.to_thread(load_text, prepared, settings)
         ready, text_model = await asyncio.gather(engine.start(on_progress), loading)
+        check_kv_dtype(prepared.manifest, ready.memory.kv_dtype)
     except BaseException:
         await engine.close()
         raise
@@ -142,6 +143,16 @@ async def start_engine(prepared: PreparedModel, settings: Settings) -> Compositi
         progress.done()
     service = Service(engine, text_model, served_model(prepared.manifest, settings.worker), settings.worker)
     return Composition(engine, service, ready)
+
+
+def check_kv_dtype(manifest: ModelManifest, kv_dtype: str) -> None:
+    """Raises ModelRefused when the import gate found that decoding from such a cache is wrong."""
+    kl = manifest.gate.kl_decode_production.get(kv_dtype)
+    if kl is not None and kl > KL_DECODE_MAX:
+        raise ModelRefused(
+            f"{manifest.name} decodes wrongly from a {kv_dtype} KV cache (KL {kl:.2g}, the limit is {KL_DECODE_MAX:g}): "
+            "set executor.kv_dtype to a wider type"
+        )
 
 
 def served_model(manifest: ModelManifest, worker: WorkerSettings) -> ServedModel:

@@ -19,17 +19,23 @@ def weights_line(manifest: ModelManifest) -> str:
     )
 
 
-def memory_lines(plan: MemoryPlan, context_tokens_max: int) -> list[str]:
-    """Where the bytes go, and how many sequences that holds."""
+def memory_lines(plan: MemoryPlan, context_tokens_max: int, kl_decode: float | None = None) -> list[str]:
+    """Where the bytes go, how many sequences that holds, and what the KV type costs in KL."""
+    cost = "" if kl_decode is None else f" (KL {kl_decode:.2g} against f32)"
     lengths = [*(n for n in _LENGTHS if n < context_tokens_max), context_tokens_max]
     fits = ", ".join(f"{sequences_that_fit(plan, n):,} of {n:,}" for n in lengths)
     return [
         f"memory   weights {format_bytes(plan.weights_bytes)}, KV pool {format_bytes(plan.kv_pool_bytes)}, "
         f"scratch {format_bytes(plan.scratch_bytes)}, of {format_bytes(plan.available_bytes)} available",
-        f"KV pool  {plan.num_blocks:,} blocks, {plan.kv_tokens:,} tokens, {plan.kv_dtype}, "
+        f"KV pool  {plan.num_blocks:,} blocks, {plan.kv_tokens:,} tokens, {plan.kv_dtype}{cost}, "
         f"{format_bytes(plan.kv_bytes_per_token)} a token",
         f"fits     {fits} tokens (sequences, nothing shared)",
     ]
+
+
+def kl_of(manifest: ModelManifest, ready: Ready) -> float | None:
+    """What the import gate measured for the KV type in use; None for one it did not try."""
+    return manifest.gate.kl_decode_production.get(ready.memory.kv_dtype)
 
 
 def limits_line(ready: Ready) -> str:
@@ -55,7 +61,7 @@ def start_text(manifest: ModelManifest, ready: Ready, address: str, model_name: 
     return "\n".join(
         [
             weights_line(manifest),
-            *memory_lines(ready.memory, ready.context_tokens_max),
+            *memory_lines(ready.memory, ready.context_tokens_max, kl_of(manifest, ready)),
             limits_line(ready),
             *address_lines(address, model_name, needs_key=needs_key),
         ]

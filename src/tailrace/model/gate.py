@@ -18,7 +18,7 @@ import openvino as ov
 
 from tailrace.engine.step import TOKENS_PER_BLOCK
 from tailrace.errors import ModelRefused
-from tailrace.model.manifest import GateFigures
+from tailrace.model.manifest import KL_DECODE_MAX, GateFigures
 from tailrace.model.paged import PagedGraph, PagedModel, Piece, pack_step, read_paged
 
 Float32s = npt.NDArray[np.float32]
@@ -26,8 +26,6 @@ Logits = npt.NDArray[np.floating]
 
 KL_PAGED_MAX = 1e-6
 """f32 on both sides: sound models gave 1e-12 to 5e-7, broken ones from 1e-3."""
-KL_PRODUCTION_MAX = 0.05
-"""u8 costs about 1e-3 and u4 1.5e-2 on a small model; a broken combination gave 1.4."""
 KL_WEIGHTS_MAX = 2e-2
 """int8 costs about 6e-3 on a model of 135M parameters."""
 FAST_KV_DTYPES = ("bf16", "f16")
@@ -134,7 +132,7 @@ def production_figures(graph: PagedGraph, pair: Pair, expected: Float32s, progre
         wanted = expected.reshape(2, len(pair[0]), -1)[:, start:].reshape(found.shape)
         figures[kv_dtype] = kl_divergence(wanted, found)
         if kv_dtype in FAST_KV_DTYPES:
-            _require(f"decode with a {kv_dtype} KV cache and f32", figures[kv_dtype], KL_PRODUCTION_MAX)
+            _require(f"decode with a {kv_dtype} KV cache and f32", figures[kv_dtype], KL_DECODE_MAX)
         progress((i + 1) / 4)
     if not figures:
         raise ModelRefused("no KV precision of this CPU runs this model; use `llama.cpp`")

@@ -11,7 +11,7 @@ from tailrace.cli.start_text import address_lines, start_text
 from tailrace.cost.hardware import HardwareFacts
 from tailrace.cost.memory import MemoryPlan
 from tailrace.cost.shape import ModelShape
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, ModelRefused
 from tailrace.model.manifest import GateFigures, ModelManifest
 from tailrace.worker.channel import Ready
 
@@ -128,11 +128,20 @@ def test_the_start_text_has_the_plan_the_weights_and_a_command_to_try() -> None:
     text = start_text(MANIFEST, READY, "http://127.0.0.1:8000", "small", needs_key=False)
     assert "weights int8, KL 0.0048" in text
     assert "KV pool 2.00 GiB" in text
-    assert "2,912 blocks, 93,184 tokens, f16" in text
+    assert "2,912 blocks, 93,184 tokens, f16 (KL 1e-06 against f32)" in text
     assert "182 of 512, 45 of 2,048, 11 of 8,192 tokens" in text
     assert "2 threads" in text
     assert "curl http://127.0.0.1:8000/v1/chat/completions -H" in text
     assert "Authorization" not in text
+
+
+def test_a_kv_type_that_decodes_wrongly_is_refused_with_the_figure() -> None:
+    gate = msgspec.structs.replace(MANIFEST.gate, kl_decode_production={"f16": 1e-6, "u8": 1.4})
+    manifest = msgspec.structs.replace(MANIFEST, gate=gate)
+    compose.check_kv_dtype(manifest, "f16")
+    compose.check_kv_dtype(manifest, "f32")  # not tried: the gate's own reference
+    with pytest.raises(ModelRefused, match=r"u8 KV cache \(KL 1\.4"):
+        compose.check_kv_dtype(manifest, "u8")
 
 
 def test_the_command_to_try_is_quoted_for_a_shell_and_shows_no_key() -> None:

@@ -150,7 +150,7 @@ def check_kv_dtype(manifest: ModelManifest, kv_dtype: str) -> None:
     kl = manifest.gate.kl_decode_production.get(kv_dtype)
     if kl is not None and kl > KL_DECODE_MAX:
         raise ModelRefused(
-            f"{manifest.name} decodes wrongly from a {kv_dtype} KV cache (KL {kl:.2g}, the limit is {KL_DECODE_MAX:g}): "
+            f"{manifest.name} decodes wrongly from a {kv_dtype} KV cache (KL {kl:.2g}, limit {KL_DECODE_MAX:g}): "
             "set executor.kv_dtype to a wider type"
         )
 

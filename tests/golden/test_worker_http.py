@@ -401,23 +401,49 @@ def test_clients_that_come_and_leave_do_not_stop_an_honest_one(slow: LiveWorker)
 # A client that takes nothing
 
 
-def test_a_client_that_takes_nothing_is_disconnected(text_model: TextModel) -> None:
+LARGE = ENDLESS | {"n": 2, "logprobs": True, "top_logprobs": 8, "seed": 1}
+"""Logprobs make an answer of a megabyte, more than the buffers on the way hold."""
+
+
+@pytest.fixture
+def hasty(text_model: TextModel) -> Iterator[LiveWorker]:
     settings = WorkerSettings(port=0, stall_timeout_s=0.2)
     with live_worker(text_model, settings=settings, send_buffer_bytes=8_192) as worker:
-        parts = urlsplit(worker.url)
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-            sock.connect((parts.hostname, parts.port))
-            # Logprobs make an answer of a megabyte, more than the buffers on the way hold.
-            body = json.dumps(
-                ENDLESS | {"stream": True, "n": 2, "logprobs": True, "top_logprobs": 8, "seed": 1}
-            ).encode()
-            sock.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-            )
-            wait_for_metric(worker, 1, "tailrace_requests_total", label="cancelled")
-        wait_for_metric(worker, 0, "tailrace_requests_open")
-        wait_for_metric(worker, 0, "vllm:num_requests_running")
+        yield worker
+
+
+@pytest.fixture
+def unread(hasty: LiveWorker) -> Iterator[socket.socket]:
+    """A connection whose client reads nothing."""
+    parts = urlsplit(hasty.url)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        sock.connect((parts.hostname, parts.port))
+        yield sock
+
+
+def send_chat(sock: socket.socket, request: dict[str, Any]) -> None:
+    body = json.dumps(request).encode()
+    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+
+def test_a_client_that_takes_nothing_is_disconnected(hasty: LiveWorker, unread: socket.socket) -> None:
+    send_chat(unread, LARGE | {"stream": True})
+    wait_for_metric(hasty, 1, "tailrace_requests_total", label="cancelled")
+    wait_for_metric(hasty, 0, "tailrace_requests_open")
+    wait_for_metric(hasty, 0, "vllm:num_requests_running")
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
+def test_an_answer_behind_one_that_nobody_takes_holds_no_slot(
+    hasty: LiveWorker, unread: socket.socket, is_stream: bool
+) -> None:
+    """Its first bytes, perhaps also its last, wait for the client, who never comes."""
+    send_chat(unread, LARGE)
+    wait_for_metric(hasty, 1, "tailrace_requests_total", label="ok")
+    send_chat(unread, CHAT | {"stream": is_stream})
+    wait_for_metric(hasty, 1, "tailrace_requests_total", label="cancelled")
+    wait_for_metric(hasty, 0, "tailrace_requests_open")
 
 
 # Engines that fail

@@ -103,6 +103,11 @@ class Call:
         if self._error is not None:
             raise self._error
 
+    def check_taken(self) -> None:
+        """After the last bytes. Raises Cancelled when the client is gone, so that they reached nobody."""
+        if isinstance(self._error, Cancelled):
+            raise self._error
+
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """All that is new since the last read, at most one `Delta` a choice; ends when every choice has.
 

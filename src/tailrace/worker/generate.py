@@ -72,8 +72,10 @@ class GenerateRoute:
             if request.stream:
                 await self._stream(call, stream, self._chunks(head, include_usage=request.include_usage))
             else:
-                body = self._answer(head, await call.answer(), call.usage())
-                await json_response(body)(scope, receive, send)
+                response = json_response(self._answer(head, await call.answer(), call.usage()))
+                call.sending_since_ns = monotonic_ns()
+                await response(scope, receive, send)
+            call.check_taken()
         finally:
             watcher.cancel()
 
@@ -93,6 +95,7 @@ class GenerateRoute:
                     await stream.write(payload)
                     call.sending_since_ns = None
         usage = encoder.usage(call.usage()) if call.request.include_usage else b""
+        call.sending_since_ns = monotonic_ns()
         await stream.finish(usage + DONE)
 
 

@@ -4,9 +4,8 @@ import platform
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 
-import typer
-
 from tailrace import __version__
+from tailrace.cli import options
 
 EPILOG = "\b\nExamples:\n  tailrace version\n  tailrace version --json"
 
@@ -14,7 +13,7 @@ _SHOWN = ("openvino", "openvino-genai", "nncf", "tokenizers", "numpy")
 
 
 def version(
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    as_json: bool = options.JSON,
 ) -> None:
     """Print the versions of tailrace and its libraries."""
     from tailrace.cli.output import print_json

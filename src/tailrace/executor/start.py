@@ -19,6 +19,7 @@ from tailrace.cost.memory import (
     step_bytes,
 )
 from tailrace.cost.shape import ModelShape
+from tailrace.engine.config import SEQUENCES_MAX_DEFAULT
 from tailrace.engine.step import ExecutorLimits
 from tailrace.errors import ConfigError, ModelSourceError
 from tailrace.executor.machine import read_hardware, read_resident_bytes
@@ -31,7 +32,6 @@ from tailrace.model.paged import PagedModel, Piece, pack_step, read_paged
 STEP_TOKENS_DEFAULT = {True: 512, False: 256}
 """Largest listed step, with and without bf16 instructions: 0.15 and 0.6 s of a 135M model on two cores (3,500 and 450
 tokens/s measured). Larger ones gained no throughput."""
-SEQUENCES_DEFAULT = 64
 _SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Doubling: trimming a chunk to a listed size leaves out half at most, and warming them all costs twice the largest.
 Three sizes more, between these, made a start a second longer on two cores."""
@@ -79,7 +79,7 @@ def start_executor(
     model = _load(xml, resolved, on_phase)
     weights_bytes = max(0, read_resident_bytes() - resident_bytes)
 
-    rows_max = sequences_max or SEQUENCES_DEFAULT
+    rows_max = sequences_max or SEQUENCES_MAX_DEFAULT
     step_tokens = max(token_budget or STEP_TOKENS_DEFAULT[facts.has_bf16], rows_max)
     memory, scratch_tokens = _plan(
         model, shape, resolved, facts.available_bytes, weights_bytes, context, step_tokens, rows_max

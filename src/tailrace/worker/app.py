@@ -4,8 +4,6 @@ Each route reads, calls the service and writes; what may go wrong is raised from
 OpenAI's shape.
 """
 
-from collections.abc import Awaitable, Callable
-
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -39,8 +37,6 @@ from tailrace.worker.http import (
 from tailrace.worker.metrics import CONTENT_TYPE, LABEL_INTERNAL
 from tailrace.worker.service import Service
 from tailrace.worker.settings import WorkerSettings
-
-Endpoint = Callable[[HttpRequest], Awaitable[Response]]
 
 
 def create_app(service: Service, settings: WorkerSettings) -> Starlette:

@@ -103,10 +103,6 @@ class EngineClient:
         return self._state
 
     @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @property
     def ready(self) -> Ready | None:
         """What the engine said when it came up; kept from the last one while it restarts."""
         return self._ready

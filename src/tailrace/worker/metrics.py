@@ -86,6 +86,7 @@ class WorkerMetrics:
         self._names = {"model_name": model_name}
         self._open: dict[SequenceId, _Open] = {}
         self._last = SchedulerStats()
+        self._num_restarts = 0
         self._engine_gauges()
         self._engine_totals()
         self._latencies()
@@ -186,10 +187,11 @@ class WorkerMetrics:
 
     # Called by the engine client
 
-    def on_step(self, report: StepReport, now_ns: int) -> None:
+    def on_step(self, report: StepReport, now_ns: int, num_restarts: int = 0) -> None:
+        """`num_restarts` tells one engine's reports from the next one's."""
         for event in report.events:
             self._on_event(event, now_ns)
-        self._advance(report.stats)
+        self._advance(report.stats, num_restarts)
         record = report.record
         if record is not None:
             self._phases["plan"].observe(record.plan_ns / NS_PER_S)
@@ -221,13 +223,15 @@ class WorkerMetrics:
         for sequence_id in sequence_ids:
             self._open.pop(sequence_id, None)
 
-    def _advance(self, stats: SchedulerStats) -> None:
+    def _advance(self, stats: SchedulerStats, num_restarts: int) -> None:
         """Totals of the engine start at zero again with each engine process; the counters here do not."""
+        if num_restarts != self._num_restarts:
+            self._num_restarts, self._last = num_restarts, SchedulerStats()
         last, self._last = self._last, stats
         for name, counter in self._totals:
             now, before = getattr(stats, name), getattr(last, name)
             if now != before:
-                counter.inc(now - before if now > before else now)
+                counter.inc(now - before)
 
     # At a scrape
 

@@ -81,7 +81,7 @@ class Service:
         self._draining = False
         self._num_seeds = 0
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenise")
-        engine.on_step(lambda report: self.metrics.on_step(report, monotonic_ns()))
+        engine.on_step(lambda report: self.metrics.on_step(report, monotonic_ns(), engine.restarts_total))
 
     # State
 

@@ -62,10 +62,12 @@ def test_a_sequence_that_ended_is_not_measured_any_more() -> None:
 
 def test_totals_go_on_after_a_restart_of_the_engine() -> None:
     metrics = WorkerMetrics("m")
-    for total in (2, 5, 1, 3):
-        metrics.on_step(report(stats=SchedulerStats(preemptions_total=total, fork_tokens_total=total)), 0)
-    assert value(metrics, "vllm:num_preemptions_total") == 5 + 3
-    assert value(metrics, "tailrace_cached_tokens_total", source="fork") == 5 + 3
+    # The third engine's first report has more than the second one's last.
+    for num_restarts, total in ((0, 2), (0, 5), (1, 1), (1, 3), (2, 7)):
+        stats = SchedulerStats(preemptions_total=total, fork_tokens_total=total)
+        metrics.on_step(report(stats=stats), 0, num_restarts)
+    assert value(metrics, "vllm:num_preemptions_total") == 5 + 3 + 7
+    assert value(metrics, "tailrace_cached_tokens_total", source="fork") == 5 + 3 + 7
 
 
 def test_gauges_are_of_now() -> None:

@@ -34,7 +34,7 @@ def service(smollm2_dir: Path) -> Iterator[Served]:
         # Whatever the tests sent: no traceback, no warning, no restart.
         assert running.said.splitlines()[-1].startswith("try ")
         assert running.get("/health").status == 200
-        assert running.metric("tailrace_engine_restarts") == 0
+        assert running.metric("tailrace_engine_restarts_total") == 0
         assert running.metric("tailrace_requests_total", label="internal_error") == 0
 
 

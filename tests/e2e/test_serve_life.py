@@ -111,13 +111,13 @@ def assert_replaced(service: Served, old_pid: int, stream: Stream) -> None:
 
 @pytest.mark.model
 def test_a_killed_engine_is_replaced_and_its_stream_told(service: Served) -> None:
-    restarts = service.metric("tailrace_engine_restarts")
+    restarts = service.metric("tailrace_engine_restarts_total")
     stream = Stream(service, ENDLESS)
     stream.first_text()
     pid = service.engine_pid()
     os.kill(pid, signal.SIGKILL)
     assert_replaced(service, pid, stream)
-    assert service.metric("tailrace_engine_restarts") == restarts + 1
+    assert service.metric("tailrace_engine_restarts_total") == restarts + 1
 
 
 @pytest.mark.model

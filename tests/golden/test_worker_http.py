@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -135,6 +136,25 @@ def test_a_hostile_body_is_refused_in_openais_shape(worker: LiveWorker, path: st
     assert answer.status == 400
     assert answer.code == "invalid_request"
     assert set(answer.json["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "modeled", "prompt": ["the stream " * 700] * 128}),
+        ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": "", "name": "<|im_end|>" * 900_000}]}),
+    ],
+    ids=["many prompts that are short alone", "a name"],
+)
+def test_others_are_answered_while_much_text_is_tokenised(worker: LiveWorker, path: str, body: Any) -> None:
+    num_answered = 0
+    with ThreadPoolExecutor(1) as threads:
+        answering = threads.submit(post, worker, path, body)
+        while not answering.done():
+            assert call(worker, "GET", "/health").status == 200
+            num_answered += 1
+    assert answering.result().status in (200, 400)
+    assert num_answered > 10, "a loop that waited for the text would answer a few"
 
 
 def test_routes_that_do_not_exist_are_answered_in_openais_shape(worker: LiveWorker) -> None:
@@ -462,7 +482,7 @@ def test_a_killed_engine_ends_its_streams_with_a_label_and_the_next_one_serves(t
             assert json.loads(last.data)["error"]["code"] == "engine_died"
             stream.leave()
         wait_for_metric(worker, 1, "tailrace_engine_ready")
-        assert metric(worker, "tailrace_engine_restarts") == 1
+        assert metric(worker, "tailrace_engine_restarts_total") == 1
         assert metric(worker, "tailrace_requests_total", label="engine_died") == 2
         assert post(worker, "/v1/chat/completions", CHAT).status == 200
 

@@ -65,8 +65,12 @@ def chat(
         kv_dtype=kv_dtype,
         threads=threads,
     )
+    is_url = target.startswith(("http://", "https://"))
+    local = {**flags, "--config": ("", config), "--set": ("", assignments or None)}
+    remote = {"--model": ("", model), "--api-key": ("", api_key)}
+    _refuse_unused(local if is_url else remote, "a model run here" if is_url else "an address")
     with asyncio.Runner() as runner:
-        if target.startswith(("http://", "https://")):
+        if is_url:
             from tailrace.cli.remote import RemoteBackend
 
             backend: Backend = runner.run(RemoteBackend.connect(target, model=model, api_key=api_key))
@@ -77,6 +81,15 @@ def chat(
             Conversation(runner, backend, ask_options, system).run(_lines())
         finally:
             runner.run(backend.close())
+
+
+def _refuse_unused(flags: "options.Flags", meant_for: str) -> None:
+    """A flag that would do nothing is a mistake of the caller's. Raises ConfigError."""
+    from tailrace.errors import ConfigError
+
+    given = [flag for flag, (_, value) in flags.items() if value is not None]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: for {meant_for} only; leave it out")
 
 
 async def _start(prepared: "PreparedModel", settings: "Settings") -> "Backend":

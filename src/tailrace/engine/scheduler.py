@@ -241,7 +241,8 @@ class Scheduler:
         if sequence.admitted_ns is None:
             sequence.admitted_ns = now_ns
             sequence.num_cached_tokens = 0 if admission.is_fork else admission.start
-            self._totals.prefix_query_tokens += sequence.num_prompt_tokens
+            if self.config.prefix_caching and not admission.is_fork and not sequence.wants_prompt_logprobs:
+                self._totals.prefix_query_tokens += sequence.num_prompt_tokens  # only where the cache was asked
             self._totals.prefix_hit_tokens += sequence.num_cached_tokens
             self._totals.fork_tokens += admission.start - sequence.num_cached_tokens
         self._totals.recompute_tokens += max(0, sequence.num_lost - admission.start)

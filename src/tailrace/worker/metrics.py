@@ -87,6 +87,7 @@ class WorkerMetrics:
         self._open: dict[SequenceId, _Open] = {}
         self._last = SchedulerStats()
         self._num_restarts = 0
+        self._num_restarts_told = 0
         self._engine_gauges()
         self._engine_totals()
         self._latencies()
@@ -115,7 +116,7 @@ class WorkerMetrics:
         self._held = self._blocks.labels(state="held", **self._names)
         self._cached = self._blocks.labels(state="cached", **self._names)
         self._open_requests = self._gauge("tailrace_requests_open", "HTTP requests that have not ended")
-        self._restarts = self._gauge("tailrace_engine_restarts", "Engine processes started after the first")
+        self._restarts = self._counter("tailrace_engine_restarts", "Engine processes started after the first")
         self._engine_up = self._gauge("tailrace_engine_ready", "1 when the engine takes requests")
 
     def _engine_totals(self) -> None:
@@ -244,6 +245,7 @@ class WorkerMetrics:
         self._cached.set(stats.num_blocks_cached)
         self._free.set(stats.num_blocks - stats.num_blocks_held - stats.num_blocks_cached)
         self._open_requests.set(num_open)
-        self._restarts.set(num_restarts)
+        self._restarts.inc(num_restarts - self._num_restarts_told)
+        self._num_restarts_told = num_restarts
         self._engine_up.set(is_ready)
         return generate_latest(self.registry)

@@ -55,6 +55,9 @@ def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
         ["config", "show", "--config", "/no/such/file.toml"],
         ["tokenize", "m"],
         ["tokenize", "m", "-p", "a", "--file", "b"],
+        ["chat", "http://127.0.0.1:1", "--threads", "2"],
+        ["chat", "http://127.0.0.1:1", "--set", "engine.sequences_max=1"],
+        ["chat", "smollm2", "--api-key", "k"],
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(

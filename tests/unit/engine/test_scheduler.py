@@ -325,6 +325,18 @@ class TestPrefixes:
         assert second.output_token_ids == text_alone(second, engine.limits)
         assert engine.scheduler.stats().prefix_hit_tokens_total == 16
 
+    @pytest.mark.parametrize(("prefix_caching", "reports", "asked"), [(True, None, 40), (True, 0, 0), (False, None, 0)])
+    def test_only_prompts_that_asked_the_cache_count_as_queries(
+        self, prefix_caching: bool, reports: int | None, asked: int
+    ) -> None:
+        engine = Engine(EngineConfig(prefix_caching=prefix_caching))
+        params = SamplingParams(max_tokens=2, num_prompt_logprobs=reports)
+        for request in ("a", "b"):
+            for choice in range(2):  # the second one forks
+                engine.submit(range(1, 21), request=request, choice=choice, params=params)
+            engine.run()
+        assert engine.scheduler.stats().prefix_query_tokens_total == asked
+
     def test_the_last_prompt_token_is_always_computed(self) -> None:
         engine = Engine()
         for _ in range(2):

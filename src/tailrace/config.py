@@ -181,17 +181,28 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
+def is_utf8(text: str) -> bool:
+    """Whether `text` came from UTF-8: Python keeps other bytes of an argument as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _parse(text: str, file_name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file_name} is not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{file_name} is nested too deeply") from None
 
 
 def _toml_value(text: str) -> Any:
     try:
         table = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     return table["value"] if list(table) == ["value"] else text
 
@@ -217,6 +228,9 @@ def _field(section_types: SectionTypes, section: str, key: str, place: str) -> m
 
 def _convert(field: msgspec.structs.FieldInfo, section: str, value: Any, place: str, text: str | None = None) -> Any:
     """The value as the field's type. `text`: what the user wrote, tried when the parsed value does not fit."""
+    if isinstance(value, str) and not is_utf8(value):
+        # Nothing could be encoded with it later: not a key to compare with, not a model's name in an answer.
+        raise ConfigError(f"[{section}] {field.name} {place} is not UTF-8 text", param=f"{section}.{field.name}")
     try:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:

@@ -148,6 +148,20 @@ def test_file_problems_are_configuration_errors(tmp_path: Path) -> None:
             config.load(SECTIONS, path)
 
 
+def test_bytes_that_are_not_utf8_are_refused_wherever_text_is_wanted() -> None:
+    with pytest.raises(ConfigError, match=r"\[gate\] api_key from --set is not UTF-8"):
+        decode("", "gate.api_key=k\udcff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        config.decode(SECTIONS, "", "-", config.flag_assignments({"--api-key": ("gate.api_key", "k\udcff")}))
+
+
+def test_deeply_nested_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        decode(f"a = {'[' * 100_000}")
+    with pytest.raises(ConfigError, match="expected `float`"):
+        decode("", f"gate.width_m={'[' * 100_000}")
+
+
 def test_the_environment_is_three_variables() -> None:
     read = config.read_environment({"HOME": "/home/u", "TAILRACE_CONFIG": "/etc/t.toml", "TAILRACE_PORT": "1"})
     assert read == config.Environment(config_path=Path("/etc/t.toml"), cache_dir=Path("/home/u/.cache/tailrace"))

@@ -59,6 +59,8 @@ def bind(settings: WorkerSettings) -> socket.socket:
         )[0]
     except OSError as error:
         raise StartFailed(f"cannot listen on {host!r}: {error.strerror}; choose an address with --host") from error
+    except UnicodeError as error:
+        raise StartFailed(f"{host!r} is no name of a host; choose an address with --host") from error
     listener = socket.socket(family, kind, proto)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -80,11 +80,16 @@ def as_text(result: "dict[str, object]") -> str:
         parts.append(table(["message", "tokens"], rows, right=frozenset({1})))
     if token_ids:
         rows = [
-            [str(i), str(token_id), repr(piece)]
+            [str(i), str(token_id), quoted(piece)]
             for i, (token_id, piece) in enumerate(zip(token_ids, pieces, strict=True))
         ]
         parts.append(table(["position", "id", "piece"], rows, right=frozenset({0, 1})))
     return "\n\n".join(parts)
+
+
+def quoted(piece: str) -> str:
+    """A piece with its spaces and line ends visible; a part of a character stays as it is: its bytes are escaped."""
+    return piece if piece.startswith("bytes:\\x") else repr(piece)
 
 
 def _read(path: Path) -> str:

@@ -34,6 +34,11 @@ def test_counts_by_message_add_up_to_all_tokens(text_model: TextModel) -> None:
     assert "message" in tokenize.as_text(result)
 
 
+@pytest.mark.parametrize(("piece", "shown"), [(" a\n", r"' a\n'"), (r"bytes:\xf0\x9f", r"bytes:\xf0\x9f")])
+def test_a_piece_is_escaped_once(piece: str, shown: str) -> None:
+    assert tokenize.quoted(piece) == shown
+
+
 def test_no_tokens_are_shown_as_none(text_model: TextModel) -> None:
     assert tokenize.as_text(tokenize.count(text_model, "", None)) == "0 tokens"
 

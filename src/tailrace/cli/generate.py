@@ -64,7 +64,7 @@ def generate(
         threads=threads,
     )
     settings = compose.load_settings(config, assignments, flags)
-    text = sys.stdin.read(PROMPT_CHARS_MAX) if prompt == "-" else prompt
+    text = read_prompt(prompt)
     if raw and max_tokens is None:
         max_tokens = RAW_MAX_TOKENS
     ask = AskOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
@@ -76,6 +76,21 @@ def generate(
         print()
     if stats:
         note(statistics_line(turn))
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt, or for `-` standard input. Raises ConfigError, before a model is loaded, when it is not UTF-8."""
+    from tailrace.config import is_utf8
+    from tailrace.errors import ConfigError
+
+    try:
+        text = sys.stdin.read(PROMPT_CHARS_MAX) if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"standard input is not UTF-8 text (byte {error.start})") from error
+    if not is_utf8(text):
+        # What Python makes of other bytes in an argument, and in standard input with the C locale.
+        raise ConfigError("the prompt is not UTF-8 text")
+    return text
 
 
 async def _generate(

@@ -121,6 +121,8 @@ def _read_messages(path: Path) -> "list[Message]":
         bodies = msgspec.convert(value["messages"] if isinstance(value, dict) else value, list[MessageBody])
     except (msgspec.MsgspecError, KeyError) as error:
         raise ConfigError(f"{path} does not hold messages: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} does not hold messages: it is nested too deeply") from None
     if not bodies:
         raise ConfigError(f"{path} holds no message")
     return list(to_messages(bodies))

@@ -50,12 +50,20 @@ def read_manifest(directory: Path) -> ModelManifest | None:
 
 
 def list_models(cache_dir: Path) -> list[CachedModel]:
-    """All whole entries, by name then age."""
+    """All whole entries, by name then age. Raises ModelSourceError when the cache cannot be read."""
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for directory in (cache_dir / "models").iterdir():
-            manifest = read_manifest(directory)
-            if manifest is not None:
+    root = cache_dir / "models"
+    try:
+        directories = list(root.iterdir())
+    except FileNotFoundError:
+        directories = []
+    except OSError as error:
+        raise ModelSourceError(f"cannot read the cache {root}: {error.strerror or error}") from error
+    for directory in directories:
+        manifest = read_manifest(directory)
+        if manifest is not None:
+            # Somebody else may delete it now.
+            with contextlib.suppress(FileNotFoundError):
                 found.append(CachedModel(directory=directory, manifest=manifest, num_bytes=_disk_bytes(directory)))
     return sorted(found, key=lambda model: (model.manifest.name, model.manifest.created_at))
 

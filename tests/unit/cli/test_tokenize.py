@@ -57,7 +57,9 @@ def test_messages_are_read_as_in_a_request(tmp_path: Path, value: object) -> Non
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"{}", b'"text"', b"5", b'[{"role": "robot", "content": "x"}]', b"\xff", b"[1]"]
+    "content",
+    [b"", b"{", b"[]", b"{}", b'"text"', b"5", b'[{"role": "robot", "content": "x"}]', b"\xff", b"[1]", b"[" * 100_000],
+    ids=lambda content: repr(content[:20]),
 )
 def test_a_file_without_messages_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "chat.json"

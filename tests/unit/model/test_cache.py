@@ -52,6 +52,29 @@ def put(cache_dir: Path, name: str, key: str) -> Path:
         return cache.publish(stage, cache_dir, key)
 
 
+def test_a_cache_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ModelSourceError, match=r"file/models: Not a directory"):
+        cache.list_models(tmp_path / "file")
+
+
+def test_a_model_deleted_while_others_are_listed_hides_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("aa11", "bb22", "cc33"):
+        put(tmp_path, "tiny", key)
+    read_manifest = cache.read_manifest
+
+    def read_then_delete(directory: Path) -> ModelManifest | None:
+        found = read_manifest(directory)
+        if directory == cache.entry_path(tmp_path, "bb22"):
+            shutil.rmtree(directory)
+        return found
+
+    monkeypatch.setattr(cache, "read_manifest", read_then_delete)
+    assert {model.manifest.content_hash for model in cache.list_models(tmp_path)} == {"aa11", "cc33"}
+
+
 def test_a_published_model_is_listed_and_nothing_is_left_in_staging(tmp_path: Path) -> None:
     directory = put(tmp_path, "tiny", "aa11")
     (model,) = cache.list_models(tmp_path)

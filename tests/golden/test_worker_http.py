@@ -247,7 +247,7 @@ def test_a_long_prompt_that_does_not_fit_is_refused_with_both_numbers(worker: Li
 def guarded(text_model: TextModel) -> Iterator[LiveWorker]:
     settings = WorkerSettings(
         port=0,
-        api_key="schlüssel",
+        api_key="schlüsselà",
         body_bytes_max=2_000,
         cors_origins=("https://app.example",),
         debug_steps=True,
@@ -259,7 +259,7 @@ def guarded(text_model: TextModel) -> Iterator[LiveWorker]:
         yield live
 
 
-KEY = {"authorization": "Bearer schlüssel".encode().decode("latin-1")}
+KEY = {"authorization": "Bearer schlüsselà".encode().decode("latin-1")}
 
 
 def test_a_key_is_wanted_and_checked(guarded: LiveWorker) -> None:

@@ -113,5 +113,6 @@ class ApiKey:
 
     def _is_allowed(self, scope: Scope) -> bool:
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        # Headers are read as latin-1, so this gives back the bytes that came.
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+        # Headers are read as latin-1, so this gives back the bytes that came; a plain `strip` would take the last byte
+        # of an "à" for a space.
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip(" \t").encode("latin-1"), self._key)

@@ -330,3 +330,11 @@ def test_a_stop_token_ends_the_answer_and_is_not_shown(client: openai.OpenAI, wo
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("x🌊", "stop")
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 6
+
+
+def test_more_log_probabilities_than_an_answer_may_hold_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="log-probabilities") as error:
+        client.chat.completions.create(
+            model="modeled", messages=HELLO, n=128, logprobs=True, top_logprobs=20, max_tokens=400
+        )
+    assert error.value.param == "logprobs"

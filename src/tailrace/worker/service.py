@@ -7,7 +7,7 @@ writes HTTP, never decides about scheduling.
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
@@ -50,6 +50,8 @@ INLINE_CHARS_MAX = 8_192
 """Longer text is tokenised in a thread: a slow core does some 2 million characters a second, so this is about 4 ms."""
 _MESSAGE_CHARS = 100
 """What the template's own work on one message costs, as text: 4,096 empty messages take 0.2 s."""
+LOGPROBS_MAX = 1_000_000
+"""Log-probabilities that one request may ask for in all: each is some 200 bytes until it is sent."""
 _TICK_S = 0.25
 
 
@@ -207,6 +209,7 @@ class Service:
             sum(map(_size, request.prompts)), lambda: [self._tokens(prompt) for prompt in request.prompts]
         )
         params = [self._fitted(request, len(token_ids)) for token_ids in tokens]
+        _check_logprobs(request.num_choices, params)
         for i, (token_ids, fitted) in enumerate(zip(tokens, params, strict=True)):
             sequence_ids = self.engine.new_sequence_ids(request.num_choices)
             call.submit(
@@ -311,3 +314,14 @@ def _size(prompt: Prompt) -> int:
             return sum(len(m.content) + len(m.name or "") + _MESSAGE_CHARS for m in messages)
         case TokenPrompt():
             return 0
+
+
+def _check_logprobs(num_choices: int, params: Sequence[SamplingParams]) -> None:
+    """Bounds what one answer holds in memory. Raises InvalidRequest."""
+    asked = sum(each.max_tokens * (each.num_logprobs + 1) for each in params if each.num_logprobs is not None)
+    if asked * num_choices > LOGPROBS_MAX:
+        raise InvalidRequest(
+            f"the answers may need {asked * num_choices} log-probabilities, the limit is {LOGPROBS_MAX}; "
+            "ask for fewer choices, alternatives or tokens",
+            param="logprobs",
+        )

@@ -81,7 +81,12 @@ def remove_model(cache_dir: Path, key: str) -> CachedModel:
         raise ConfigError(f"{problem} match {key!r}; the cache holds {known}: give the beginning of one hash")
     with staging(cache_dir) as stage:
         # Renamed first: nobody may find half an entry.
-        os.rename(matches[0].directory, stage.directory / "removed")
+        try:
+            os.rename(matches[0].directory, stage.directory / "removed")
+        except FileNotFoundError:
+            raise ConfigError(f"{matches[0].manifest.name} was deleted by somebody else meanwhile") from None
+        except OSError as error:
+            raise ModelSourceError(f"cannot delete {matches[0].directory}: {error.strerror or error}") from error
     return matches[0]
 
 

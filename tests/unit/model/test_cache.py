@@ -75,6 +75,15 @@ def test_a_model_deleted_while_others_are_listed_hides_none_of_them(
     assert {model.manifest.content_hash for model in cache.list_models(tmp_path)} == {"aa11", "cc33"}
 
 
+def test_of_two_who_delete_a_model_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, "tiny", "aa11")
+    seen_by_both = cache.list_models(tmp_path)
+    monkeypatch.setattr(cache, "list_models", lambda _: seen_by_both)
+    assert cache.remove_model(tmp_path, "tiny") == seen_by_both[0]
+    with pytest.raises(ConfigError, match="deleted by somebody else"):
+        cache.remove_model(tmp_path, "tiny")
+
+
 def test_a_published_model_is_listed_and_nothing_is_left_in_staging(tmp_path: Path) -> None:
     directory = put(tmp_path, "tiny", "aa11")
     (model,) = cache.list_models(tmp_path)

@@ -67,7 +67,7 @@ async def start_streams(
 
 def main() -> None:
     options = arguments(__doc__.splitlines()[0], itl_target_ms=(float, 60.0, "the target that is judged"))
-    long_tokens, rounds = (256, 1) if options.quick else (4_000, 2)
+    long_tokens, rounds = (256, 1) if options.quick else (4_000, 1)
     wanted = options.itl_target_ms
     rows = [
         asyncio.run(measure(options.model, itl_target_ms, long_tokens, rounds))

@@ -23,6 +23,8 @@ QUESTION = "What is a river? Answer in two sentences."
 START_S_MAX = 600
 """The first start converts the model; every later one takes seconds."""
 STOP_S_MAX = 20
+EXIT_TERMINATED = 143
+"""128 + SIGTERM."""
 
 
 def free_port() -> int:
@@ -76,6 +78,7 @@ def main() -> int:
     base = f"http://127.0.0.1:{port}"
     tailrace = Path(sys.executable).parent / "tailrace"
     command = [str(tailrace), "serve", MODEL, "--host", "127.0.0.1", "--port", str(port)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # through `finally`, as Ctrl-C goes
     service = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         asyncio.run(ask(base, service))

@@ -401,6 +401,8 @@ def test_kill_ends_each_running_stream_once_and_a_new_engine_serves(
     run_loop: Callable[[Coroutine[Any, Any, None]], None],
 ) -> None:
     async def body(client: EngineClient) -> None:
+        causes: list[str] = []
+        client.on_end(causes.append)
         streams = [submit(client, f"r{i}", max_tokens=900, num_choices=2) for i in range(3)]
         await first_token(streams[0])
         assert client.pid is not None
@@ -412,6 +414,7 @@ def test_kill_ends_each_running_stream_once_and_a_new_engine_serves(
         assert client.stats.num_running == 0
         assert client.last_error is not None
         assert "signal 9" in client.last_error
+        assert causes == [client.last_error]
         assert only(await finals_of(submit(client, "after"))) == {(FinishReason.LENGTH, None)}
 
     with_engine(modeled(), body, run_loop=run_loop)
@@ -591,6 +594,13 @@ def test_an_idle_child_leaves_when_the_app_is_gone() -> None:
     child = BareChild()
     child.socket.sendall(encode_frame(Start(modeled())))
     child.read_until(Ready)
+    assert child.end() == 0
+
+
+def test_a_child_whose_messages_nobody_read_leaves_in_good_order() -> None:
+    child = BareChild()
+    child.socket.sendall(encode_frame(Start(modeled())))
+    assert child.socket.recv(1, socket.MSG_PEEK)  # unread, so its end is a reset and not an end of file
     assert child.end() == 0
 
 

@@ -338,3 +338,8 @@ def test_more_log_probabilities_than_an_answer_may_hold_are_refused(client: open
             model="modeled", messages=HELLO, n=128, logprobs=True, top_logprobs=20, max_tokens=400
         )
     assert error.value.param == "logprobs"
+
+
+def test_echoed_prompts_count_among_the_log_probabilities(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="log-probabilities"):
+        client.completions.create(model="modeled", prompt=[5] * 450, n=128, echo=True, logprobs=20, max_tokens=1)

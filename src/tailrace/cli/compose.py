@@ -13,6 +13,7 @@ import msgspec
 from tailrace import config
 from tailrace.cli.options import Flags
 from tailrace.cli.output import ProgressLine
+from tailrace.cost.memory import parse_kv_memory
 from tailrace.engine.config import EngineConfig
 from tailrace.errors import ConfigError, ModelRefused
 from tailrace.executor.settings import ExecutorSettings
@@ -70,11 +71,13 @@ def load_settings(config_path: str | None, assignments: list[str] | None, flags:
     path = Path(config_path) if config_path is not None else environment.config_path
     given = [config.parse_assignment(text) for text in assignments or []]
     configuration = config.load(SECTION_TYPES, path, [*given, *config.flag_assignments(flags or {})])
-    model = configuration.section(ModelSettings)
+    model, executor = configuration.section(ModelSettings), configuration.section(ExecutorSettings)
+    if executor.kv_memory is not None:
+        parse_kv_memory(executor.kv_memory)  # before minutes of conversion
     return Settings(
         configuration=configuration,
         model=model,
-        executor=configuration.section(ExecutorSettings),
+        executor=executor,
         engine=configuration.section(EngineConfig),
         worker=configuration.section(WorkerSettings),
         cache_dir=environment.cache_dir if model.cache_dir is None else Path(model.cache_dir).expanduser(),

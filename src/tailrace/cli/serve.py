@@ -118,7 +118,8 @@ async def _serve(prepared: "PreparedModel", settings: "Settings", listener: "soc
     from tailrace.worker.serve import Phase, run_server
 
     composition = await compose.start_engine(prepared, settings)
-    service = composition.service
+    service, engine = composition.service, composition.engine
+    engine.on_end(lambda cause: note(f"the engine ended: {cause}; {engine.restarts_total} restarts so far"))
 
     def on_phase(phase: Phase, address: str) -> None:
         match phase:

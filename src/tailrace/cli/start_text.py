@@ -25,8 +25,9 @@ def memory_lines(plan: MemoryPlan, context_tokens_max: int, kl_decode: float | N
     lengths = [*(n for n in _LENGTHS if n < context_tokens_max), context_tokens_max]
     fits = ", ".join(f"{sequences_that_fit(plan, n):,} of {n:,}" for n in lengths)
     return [
-        f"memory   weights {format_bytes(plan.weights_bytes)}, KV pool {format_bytes(plan.kv_pool_bytes)}, "
-        f"scratch {format_bytes(plan.scratch_bytes)}, of {format_bytes(plan.available_bytes)} available",
+        f"memory   weights and kernels {format_bytes(plan.weights_bytes)} resident, "
+        f"KV pool {format_bytes(plan.kv_pool_bytes)}, scratch {format_bytes(plan.scratch_bytes)}, "
+        f"of {format_bytes(plan.available_bytes)} available",
         f"KV pool  {plan.num_blocks:,} blocks, {plan.kv_tokens:,} tokens, {plan.kv_dtype}{cost}, "
         f"{format_bytes(plan.kv_bytes_per_token)} a token",
         f"fits     {fits} tokens (sequences, nothing shared)",

@@ -52,7 +52,8 @@ def to_chat_request(body: bytes, context: RequestContext) -> Request:
     """`POST /v1/chat/completions`."""
     chat = decode_body(body, ChatBody)
     if chat.max_completion_tokens == 0 or (chat.max_tokens == 0 and chat.max_completion_tokens is None):
-        raise InvalidRequest("at least one token must be asked for", param="max_completion_tokens")
+        param = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
+        raise InvalidRequest("at least one token must be asked for", param=param)
     if chat.top_logprobs is not None and not chat.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None

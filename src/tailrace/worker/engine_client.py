@@ -93,6 +93,7 @@ class EngineClient:
         self._stats = SchedulerStats()
         self._on_step: list[Callable[[StepReport], None]] = []
         self._on_progress: Callable[[Progress], None] | None = None
+        self._on_end: Callable[[str], None] | None = None
         self.restarts_total = 0
         """Engines started after the first."""
         self.last_error: str | None = None
@@ -130,6 +131,10 @@ class EngineClient:
     def on_step(self, callback: Callable[[StepReport], None]) -> None:
         """Called in the event loop with every report, after its events were delivered. It must be quick."""
         self._on_step.append(callback)
+
+    def on_end(self, callback: Callable[[str], None]) -> None:
+        """Called with the cause when an engine that was ready ends without being closed. It must be quick."""
+        self._on_end = callback
 
     async def start(self, on_progress: Callable[[Progress], None] | None = None) -> Ready:
         """Starts the engine and waits until it is ready; no second try.
@@ -274,6 +279,7 @@ class EngineClient:
             while not self._closing.is_set():
                 error = await self._one_life()
                 self.last_error = error.message
+                self._tell_end(error.message)
                 self._end_open(error.message)
                 if self._closing.is_set() or not await self._back_off(error):
                     break
@@ -283,6 +289,12 @@ class EngineClient:
                 self._state = EngineState.STOPPED
             if self._first_ready is not None and not self._first_ready.done():
                 self._first_ready.set_exception(StartFailed("the engine was closed before it was ready"))
+
+    def _tell_end(self, cause: str) -> None:
+        """Somebody must hear why an engine that was ready ended, also when no request ran."""
+        was_ready = self._first_ready is not None and self._first_ready.done()
+        if self._on_end is not None and was_ready and not self._closing.is_set():
+            self._on_end(cause)
 
     async def _back_off(self, error: TailraceError) -> bool:
         """Waits before the next life; False when there shall be none. A first start that fails is not tried again."""

@@ -77,6 +77,8 @@ def read_commands(
                     on_cancel(command.request_id)
     except ValueError as error:
         fault = f"the app sent a malformed frame: {error}"
+    except ConnectionError:
+        pass  # the app is gone and left messages of ours unread: an end like any other
     except OSError as error:
         fault = f"the app's socket failed: {error}"
     inbox.close(fault)

@@ -209,7 +209,7 @@ class Service:
             sum(map(_size, request.prompts)), lambda: [self._tokens(prompt) for prompt in request.prompts]
         )
         params = [self._fitted(request, len(token_ids)) for token_ids in tokens]
-        _check_logprobs(request.num_choices, params)
+        _check_logprobs(request.num_choices, list(map(len, tokens)), params)
         for i, (token_ids, fitted) in enumerate(zip(tokens, params, strict=True)):
             sequence_ids = self.engine.new_sequence_ids(request.num_choices)
             call.submit(
@@ -316,9 +316,14 @@ def _size(prompt: Prompt) -> int:
             return 0
 
 
-def _check_logprobs(num_choices: int, params: Sequence[SamplingParams]) -> None:
-    """Bounds what one answer holds in memory. Raises InvalidRequest."""
-    asked = sum(each.max_tokens * (each.num_logprobs + 1) for each in params if each.num_logprobs is not None)
+def _check_logprobs(num_choices: int, prompt_tokens: Sequence[int], params: Sequence[SamplingParams]) -> None:
+    """Bounds what one answer holds in memory, its echoed prompts included. Raises InvalidRequest."""
+    asked = 0
+    for num_prompt_tokens, each in zip(prompt_tokens, params, strict=True):
+        if each.num_logprobs is not None:
+            asked += each.max_tokens * (each.num_logprobs + 1)
+        if each.num_prompt_logprobs is not None:
+            asked += num_prompt_tokens * (each.num_prompt_logprobs + 1)
     if asked * num_choices > LOGPROBS_MAX:
         raise InvalidRequest(
             f"the answers may need {asked * num_choices} log-probabilities, the limit is {LOGPROBS_MAX}; "

@@ -51,6 +51,7 @@ def test_an_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
         ["generate", "m"],
         ["serve", "m", "--port", "many"],
         ["serve", "m", "--set", "engine.nonsense=1"],
+        ["serve", "m", "--kv-memory", "bogus"],
         ["config", "show", "--set", "nonsense"],
         ["config", "show", "--config", "/no/such/file.toml"],
         ["tokenize", "m"],

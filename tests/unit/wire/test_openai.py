@@ -157,7 +157,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n"),
     ({"n": 10**9}, "n"),
     ({"max_tokens": -1}, "max_tokens"),
-    ({"max_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 0}, "max_tokens"),
     ({"max_completion_tokens": 10**30}, "max_completion_tokens"),
     ({"min_tokens": 10, "max_tokens": 5}, "min_tokens"),
     ({"presence_penalty": 3}, "presence_penalty"),

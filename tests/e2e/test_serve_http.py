@@ -159,6 +159,7 @@ def test_text_survives_tokenize_and_detokenize(service: Served, text: str) -> No
 def test_a_bad_body_is_refused_before_it_reaches_the_kernels(
     service: Served, path: str, body: Any, param: str | None
 ) -> None:
+    service.wait_idle()  # what a client of another test left behind may still be in a step
     steps = service.num_steps()
     answer = post(service, path, body)
     assert (answer.status, answer.code) == (400, "invalid_request")

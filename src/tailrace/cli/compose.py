@@ -84,6 +84,11 @@ def load_settings(config_path: str | None, assignments: list[str] | None, flags:
     )
 
 
+def cache_dir(config_path: str | None, assignments: list[str] | None) -> Path:
+    """Of the prepared models, for verbs that need nothing else of the settings."""
+    return load_settings(config_path, assignments).cache_dir
+
+
 def prepare(name: str, settings: Settings) -> PreparedModel:
     """Finds and, once, converts the model. Blocks; call it outside an event loop, so that Ctrl-C works.
 

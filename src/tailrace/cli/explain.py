@@ -8,7 +8,7 @@ from tailrace.config import Resolved
 from tailrace.cost.hardware import HardwareFacts
 from tailrace.cost.memory import KvMemory, format_bytes
 from tailrace.engine.config import SEQUENCES_MAX_DEFAULT, EngineConfig
-from tailrace.executor.settings import ExecutorSettings, resolve_settings
+from tailrace.executor.settings import ExecutorSettings, resolve_settings, step_tokens_max
 from tailrace.model.manifest import ModelManifest
 from tailrace.model.source import INT8_BELOW_PARAMETERS
 
@@ -73,9 +73,7 @@ def _machine(executor: ExecutorSettings, facts: HardwareFacts, manifest: ModelMa
 
 
 def _token_budget(engine: EngineConfig, facts: HardwareFacts) -> Resolved:
-    from tailrace.executor.start import STEP_TOKENS_DEFAULT  # imports the kernels, a second's work
-
-    value = max(STEP_TOKENS_DEFAULT[facts.has_bf16], engine.sequences_max or SEQUENCES_MAX_DEFAULT)
+    value = step_tokens_max(facts, None, engine.sequences_max or SEQUENCES_MAX_DEFAULT)
     speed = "with" if facts.has_bf16 else "without"
     return Resolved(value, f"a step of bearable length {speed} bf16 instructions, at least one token a sequence")
 

@@ -23,13 +23,14 @@ def models(
     assignments: list[str] | None = options.SET,
 ) -> None:
     """List the prepared models in the cache; `rm` deletes one."""
+    from tailrace.cli import compose
     from tailrace.cli.output import print_json, table
     from tailrace.cost.memory import format_bytes
     from tailrace.model.cache import list_models
 
     if context.invoked_subcommand is not None:
         return
-    cache_dir = options.cache_dir(config, assignments)
+    cache_dir = compose.cache_dir(config, assignments)
     found = list_models(cache_dir)
     if as_json:
         rows = [{"directory": str(m.directory), "num_bytes": m.num_bytes, "manifest": m.manifest} for m in found]
@@ -56,8 +57,9 @@ def remove(
 
     It is prepared again when it is asked for.
     """
+    from tailrace.cli import compose
     from tailrace.cost.memory import format_bytes
     from tailrace.model.cache import remove_model
 
-    removed = remove_model(options.cache_dir(config, assignments), key)
+    removed = remove_model(compose.cache_dir(config, assignments), key)
     print(f"removed {removed.manifest.name} {removed.manifest.content_hash[:12]}, {format_bytes(removed.num_bytes)}")

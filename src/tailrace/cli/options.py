@@ -1,7 +1,6 @@
 """Options that several verbs share, and what each is an alias of. Help names the other engines' words."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -75,10 +74,3 @@ def engine_flags(
         "--kv-dtype": ("executor.kv_dtype", kv_dtype),
         "--threads": ("executor.threads", threads),
     }
-
-
-def cache_dir(config: str | None, assignments: list[str] | None) -> Path:
-    """Of the prepared models, for verbs that need nothing else of the settings."""
-    from tailrace.cli.compose import load_settings
-
-    return load_settings(config, assignments).cache_dir

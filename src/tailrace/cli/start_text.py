@@ -1,11 +1,8 @@
 """What a service says when it starts: weights, memory plan, limits, address. Pure: values in, text out."""
 
-from tailrace.cost.memory import MemoryPlan, format_bytes, sequences_that_fit
+from tailrace.cost.memory import MemoryPlan, fits_by_length, format_bytes
 from tailrace.model.manifest import ModelManifest
 from tailrace.worker.channel import Ready
-
-_LENGTHS = (512, 2048)
-"""Tokens of the sequences that the plan is explained with, beside the whole context."""
 
 
 def weights_line(manifest: ModelManifest) -> str:
@@ -22,8 +19,7 @@ def weights_line(manifest: ModelManifest) -> str:
 def memory_lines(plan: MemoryPlan, context_tokens_max: int, kl_decode: float | None = None) -> list[str]:
     """Where the bytes go, how many sequences that holds, and what the KV type costs in KL."""
     cost = "" if kl_decode is None else f" (KL {kl_decode:.2g} against f32)"
-    lengths = [*(n for n in _LENGTHS if n < context_tokens_max), context_tokens_max]
-    fits = ", ".join(f"{sequences_that_fit(plan, n):,} of {n:,}" for n in lengths)
+    fits = ", ".join(f"{num:,} of {tokens:,}" for tokens, num in fits_by_length(plan, context_tokens_max))
     return [
         f"memory   weights and kernels {format_bytes(plan.weights_bytes)} resident, "
         f"KV pool {format_bytes(plan.kv_pool_bytes)}, scratch {format_bytes(plan.scratch_bytes)}, "

@@ -29,6 +29,8 @@ KV_BYTES_DEFAULT = 2 * GIB
 KV_CONTEXTS_DEFAULT = 4
 """For a larger model the default pool holds at least this many full contexts, if half of the free memory does."""
 KV_RATIO_DEFAULT = 0.5
+EXPLAINED_TOKENS = (512, 2048)
+"""Lengths of the sequences that a plan is explained with, beside the whole context."""
 LOGIT_ROWS_MAX = 256
 """Rows of logits that a pass asks for, beyond one a slice: prompt log-probabilities go in several passes."""
 
@@ -171,6 +173,12 @@ def plan_memory(
 def sequences_that_fit(plan: MemoryPlan, tokens: int) -> int:
     """How many sequences of `tokens` tokens (prompt and answer) the pool holds when nothing is shared."""
     return plan.num_blocks // -(-tokens // TOKENS_PER_BLOCK)
+
+
+def fits_by_length(plan: MemoryPlan, context_tokens_max: int) -> list[tuple[int, int]]:
+    """(tokens, sequences that fit) for the lengths a plan is explained with, the whole context last."""
+    lengths = [*(tokens for tokens in EXPLAINED_TOKENS if tokens < context_tokens_max), context_tokens_max]
+    return [(tokens, sequences_that_fit(plan, tokens)) for tokens in lengths]
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -12,10 +12,10 @@ from tailrace.cost.memory import (
     SCRATCH_BYTES_DEFAULT,
     TOKENS_PER_BLOCK,
     MemoryPlan,
+    fits_by_length,
     format_bytes,
     plan_memory,
     scratch_tokens_max,
-    sequences_that_fit,
     step_bytes,
 )
 from tailrace.cost.shape import ModelShape
@@ -25,13 +25,10 @@ from tailrace.errors import ConfigError, ModelSourceError
 from tailrace.executor.machine import read_hardware, read_resident_bytes
 from tailrace.executor.openvino import OpenVinoExecutor
 from tailrace.executor.process import bound_library_memory
-from tailrace.executor.settings import ExecutorSettings, ResolvedExecutor, resolve_settings
+from tailrace.executor.settings import ExecutorSettings, ResolvedExecutor, resolve_settings, step_tokens_max
 from tailrace.executor.warm_up import Observe, warm_up
 from tailrace.model.paged import PagedModel, Piece, pack_step, read_paged
 
-STEP_TOKENS_DEFAULT = {True: 512, False: 256}
-"""Largest listed step, with and without bf16 instructions: 0.15 and 0.6 s of a 135M model on two cores (3,500 and 450
-tokens/s measured). Larger ones gained no throughput."""
 _SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Doubling: trimming a chunk to a listed size leaves out half at most, and warming them all costs twice the largest.
 Three sizes more, between these, made a start a second longer on two cores."""
@@ -80,7 +77,7 @@ def start_executor(
     weights_bytes = max(0, read_resident_bytes() - resident_bytes)
 
     rows_max = sequences_max or SEQUENCES_MAX_DEFAULT
-    step_tokens = max(token_budget or STEP_TOKENS_DEFAULT[facts.has_bf16], rows_max)
+    step_tokens = step_tokens_max(facts, token_budget, rows_max)
     memory, scratch_tokens = _plan(
         model, shape, resolved, facts.available_bytes, weights_bytes, context, step_tokens, rows_max
     )
@@ -145,8 +142,7 @@ def _check_context(memory: MemoryPlan, context_tokens_max: int) -> None:
 
 def describe_memory(memory: MemoryPlan, context_tokens_max: int) -> str:
     """One line of the plan, with how many sequences of some lengths fit."""
-    lengths = [tokens for tokens in (512, 2048) if tokens < context_tokens_max] + [context_tokens_max]
-    fits = ", ".join(f"{sequences_that_fit(memory, tokens)} of {tokens} tokens" for tokens in lengths)
+    fits = ", ".join(f"{num} of {tokens} tokens" for tokens, num in fits_by_length(memory, context_tokens_max))
     return (
         f"{format_bytes(memory.available_bytes)} available: weights {format_bytes(memory.weights_bytes)}, "
         f"scratch {format_bytes(memory.scratch_bytes)}, KV pool {format_bytes(memory.kv_pool_bytes)} in "

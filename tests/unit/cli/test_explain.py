@@ -4,13 +4,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from shapes import SMOLLM2
 
 from tailrace import config
 from tailrace.cli import compose, explain
 from tailrace.cli.start_text import address_lines, start_text
 from tailrace.cost.hardware import HardwareFacts
 from tailrace.cost.memory import MemoryPlan
-from tailrace.cost.shape import ModelShape
 from tailrace.errors import ConfigError, ModelRefused
 from tailrace.model.manifest import GateFigures, ModelManifest
 from tailrace.worker.channel import Ready
@@ -34,18 +34,7 @@ MANIFEST = ModelManifest(
     content_hash="abcdef0123456789" * 4,
     weights_format="int8",
     weights_bytes=135_000_000,
-    shape=ModelShape(
-        architecture="llama",
-        num_layers=30,
-        hidden_size=576,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        intermediate_size=1536,
-        vocab_size=49152,
-        context_tokens_max=8192,
-        num_parameters=134_515_008,
-    ),
+    shape=SMOLLM2,
     end_token_ids=(2,),
     gate=GateFigures(
         kl_paged_against_stateful=1e-9, kl_decode_production={"f16": 1e-6}, kl_weights_against_source=0.0048

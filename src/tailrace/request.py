@@ -116,6 +116,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
+    chunk_usage: bool = False
+    """Every chunk of the stream carries the usage of its choice so far."""
     echo: bool = False
     priority: int = 0
     """As in vLLM: lower runs first."""

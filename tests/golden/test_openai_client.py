@@ -1,8 +1,12 @@
 """The real `openai` client, unchanged, against a real worker: what its users see."""
 
+import json
+import urllib.request
+from typing import Any, cast
+
 import openai
 import pytest
-from live_worker import CONTEXT_MAX, LiveWorker
+from live_worker import CONTEXT_MAX, WAIT_S, LiveWorker
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
@@ -57,6 +61,49 @@ def test_a_stream_is_role_content_finish_usage_and_equals_the_whole_answer(clien
     assert usage.usage.completion_tokens == whole.usage.completion_tokens == 40
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert len({chunk.id for chunk in chunks}) == 1
+
+
+CHUNK_USAGE = {"include_usage": True, "continuous_usage_stats": True}
+
+
+def test_usage_in_every_chunk_counts_the_tokens_so_far_and_changes_nothing_else(client: openai.OpenAI) -> None:
+    common: dict[str, Any] = {"model": "modeled", "messages": HELLO, "max_tokens": 24, "temperature": 0, "stream": True}
+    plain = list(client.chat.completions.create(**common, stream_options={"include_usage": True}))
+    first, *middle, total = list(client.chat.completions.create(**common, stream_options=CHUNK_USAGE))
+    counts = [chunk.usage.completion_tokens for chunk in (first, *middle) if chunk.usage is not None]
+    assert len(counts) == 1 + len(middle), "no chunk without"
+    assert counts[0] == 0, "the role is no token"
+    assert counts == sorted(counts)
+    assert counts[-1] == total.usage.completion_tokens == 24
+    assert {chunk.usage.prompt_tokens for chunk in (first, *middle)} == {total.usage.prompt_tokens}
+    texts = ["".join(c.choices[0].delta.content or "" for c in chunks if c.choices) for chunks in (plain, middle)]
+    assert texts[0] == texts[1]
+
+
+def test_usage_in_every_chunk_is_of_its_own_choice(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.completions.create(
+            model="modeled", prompt="the tail", n=2, max_tokens=6, temperature=1, stream=True,
+            stream_options=cast(Any, CHUNK_USAGE),
+        )
+    )  # fmt: skip
+    *rows, total = chunks
+    last = {chunk.choices[0].index: chunk.usage.completion_tokens for chunk in rows if chunk.usage is not None}
+    assert last == {0: 6, 1: 6}
+    assert total.usage is not None
+    assert total.usage.completion_tokens == 12
+
+
+def test_continuous_usage_alone_means_nothing(worker: LiveWorker) -> None:
+    body = {"model": "modeled", "prompt": "the tail", "max_tokens": 2, "stream": True}
+    with urllib.request.urlopen(
+        urllib.request.Request(
+            f"{worker.url}/v1/completions",
+            json.dumps(body | {"stream_options": {"continuous_usage_stats": True}}).encode(),
+        ),
+        timeout=WAIT_S,
+    ) as answer:
+        assert b"usage" not in answer.read()
 
 
 def test_without_include_usage_there_is_no_usage(client: openai.OpenAI) -> None:

@@ -52,6 +52,8 @@ class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: with `include_usage`, every chunk says what its choice has used so far."""
     include_obfuscation: bool | None = None
     """OpenAI pads chunks against traffic analysis; accepted, never done."""
 

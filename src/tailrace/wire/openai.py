@@ -19,7 +19,7 @@ from tailrace.request import (
     TextPrompt,
     TokenPrompt,
 )
-from tailrace.wire.bodies import CHOICES_MAX, ChatBody, CompletionBody, MessageBody, SamplingBody
+from tailrace.wire.bodies import CHOICES_MAX, ChatBody, CompletionBody, MessageBody, SamplingBody, StreamOptions
 from tailrace.wire.fields import decode_body
 
 MAX_TOKENS_OPEN = 2**31 - 1
@@ -156,6 +156,7 @@ def _request(
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true", param="stream_options")
     asked = context.defaults.max_tokens if asked is None else asked
+    stream_options = body.stream_options or StreamOptions()
     return Request(
         request_id=context.request_id,
         model=body.model,
@@ -166,7 +167,9 @@ def _request(
         max_tokens_asked=asked,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stream=body.stream is True,
-        include_usage=body.stream_options is not None and body.stream_options.include_usage is True,
+        include_usage=stream_options.include_usage is True,
+        # As in vLLM: it refines `include_usage` and means nothing alone.
+        chunk_usage=stream_options.include_usage is True and stream_options.continuous_usage_stats is True,
         echo=echo,
         priority=body.priority or 0,
         deadline_ns=context.deadline_ns,

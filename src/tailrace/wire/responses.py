@@ -70,13 +70,16 @@ class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkEncoder(Protocol):
-    """Writes the events of one stream. An empty result means: nothing to send."""
+    """Writes the events of one stream. An empty result means: nothing to send.
 
-    def start(self, index: int) -> bytes: ...
+    `used` is what the choice has used so far, where the caller wants it in every chunk.
+    """
 
-    def piece(self, index: int, piece: Piece) -> bytes: ...
+    def start(self, index: int, used: Usage | None) -> bytes: ...
 
-    def finish(self, index: int, reason: FinishReason) -> bytes: ...
+    def piece(self, index: int, piece: Piece, used: Usage | None) -> bytes: ...
+
+    def finish(self, index: int, reason: FinishReason, used: Usage | None) -> bytes: ...
 
     def usage(self, usage: Usage) -> bytes: ...
 
@@ -88,27 +91,27 @@ class ChatChunks:
         self._prefix = b"data: " + _open_object(head, "chat.completion.chunk")
         self._suffix = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
 
-    def start(self, index: int) -> bytes:
-        return self._choice(index, b'{"role":"assistant","content":""}', b"null", b"null")
+    def start(self, index: int, used: Usage | None) -> bytes:
+        return self._choice(index, b'{"role":"assistant","content":""}', b"null", b"null", used)
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: Piece, used: Usage | None) -> bytes:
         logprobs = b"null" if piece.tokens is None else _encode(_chat_logprobs(piece))
-        return self._choice(index, b'{"content":' + _encode(piece.text) + b"}", logprobs, b"null")
+        return self._choice(index, b'{"content":' + _encode(piece.text) + b"}", logprobs, b"null", used)
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
-        return self._choice(index, b"{}", b"null", _encode(reason.value))
+    def finish(self, index: int, reason: FinishReason, used: Usage | None) -> bytes:
+        return self._choice(index, b"{}", b"null", _encode(reason.value), used)
 
     def usage(self, usage: Usage) -> bytes:
         return self._prefix + b'],"usage":' + _encode(_usage(usage)) + b"}\n\n"
 
-    def _choice(self, index: int, delta: bytes, logprobs: bytes, reason: bytes) -> bytes:
+    def _choice(self, index: int, delta: bytes, logprobs: bytes, reason: bytes, used: Usage | None) -> bytes:
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b' % (
             self._prefix,
             index,
             delta,
             logprobs,
             reason,
-            self._suffix,
+            self._suffix if used is None else _usage_suffix(used),
         )
 
 
@@ -119,27 +122,27 @@ class CompletionChunks:
         self._prefix = b"data: " + _open_object(head, "text_completion")
         self._suffix = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
 
-    def start(self, index: int) -> bytes:  # noqa: ARG002
+    def start(self, index: int, used: Usage | None) -> bytes:  # noqa: ARG002
         return b""
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: Piece, used: Usage | None) -> bytes:
         logprobs = b"null" if piece.tokens is None else _encode(_completion_logprobs(piece))
-        return self._choice(index, _encode(piece.text), logprobs, b"null")
+        return self._choice(index, _encode(piece.text), logprobs, b"null", used)
 
-    def finish(self, index: int, reason: FinishReason) -> bytes:
-        return self._choice(index, b'""', b"null", _encode(reason.value))
+    def finish(self, index: int, reason: FinishReason, used: Usage | None) -> bytes:
+        return self._choice(index, b'""', b"null", _encode(reason.value), used)
 
     def usage(self, usage: Usage) -> bytes:
         return self._prefix + b'],"usage":' + _encode(_usage(usage)) + b"}\n\n"
 
-    def _choice(self, index: int, text: bytes, logprobs: bytes, reason: bytes) -> bytes:
+    def _choice(self, index: int, text: bytes, logprobs: bytes, reason: bytes, used: Usage | None) -> bytes:
         return b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b' % (
             self._prefix,
             index,
             text,
             logprobs,
             reason,
-            self._suffix,
+            self._suffix if used is None else _usage_suffix(used),
         )
 
 
@@ -217,6 +220,10 @@ def _open_object(head: AnswerHead, kind: str) -> bytes:
 
 def _answer(head: AnswerHead, kind: str, choices: list[dict[str, object]], usage: Usage) -> bytes:
     return _open_object(head, kind) + _encode(choices)[1:] + b',"usage":' + _encode(_usage(usage)) + b"}"
+
+
+def _usage_suffix(used: Usage) -> bytes:
+    return b'}],"usage":' + _encode(_usage(used)) + b"}\n\n"
 
 
 def _usage(usage: Usage) -> dict[str, object]:

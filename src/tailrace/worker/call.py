@@ -28,6 +28,8 @@ class Delta(msgspec.Struct, frozen=True):
     starts: bool
     piece: Piece
     finish_reason: FinishReason | None
+    used: Usage | None = None
+    """Of this choice so far; only for a caller who wants it in every chunk."""
 
 
 class _Prompt:
@@ -190,7 +192,8 @@ class Call:
             self._on_choice_end(choice.finish_reason)
             if choice.stop_string is not None:
                 self._engine.finish(event.sequence_id, FinishReason.STOP, choice.num_tokens)
-        return Delta(choice.index, starts, join_pieces(pieces), choice.finish_reason)
+        used = _used(choice, prompt) if self.request.chunk_usage else None
+        return Delta(choice.index, starts, join_pieces(pieces), choice.finish_reason, used)
 
     def _echo(self, choice: ChoiceText, prompt: _Prompt) -> Piece:
         source = self.request.prompts[choice.index // self.request.num_choices]
@@ -205,7 +208,16 @@ def _join(deltas: list[Delta]) -> Delta:
     if len(deltas) == 1:
         return deltas[0]
     piece = join_pieces([delta.piece for delta in deltas])
-    return Delta(deltas[0].index, deltas[0].starts, piece, deltas[-1].finish_reason)
+    last = deltas[-1]
+    return Delta(last.index, deltas[0].starts, piece, last.finish_reason, last.used)
+
+
+def _used(choice: ChoiceText, prompt: _Prompt) -> Usage:
+    return Usage(
+        prompt_tokens=len(prompt.token_ids),
+        completion_tokens=choice.num_tokens,
+        cached_tokens=prompt.num_cached_tokens,
+    )
 
 
 def _error_of(event: SequenceEvent) -> TailraceError:

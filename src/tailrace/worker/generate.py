@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +21,7 @@ from tailrace.wire.responses import (
     ChatChunks,
     ChunkEncoder,
     CompletionChunks,
+    Usage,
     chat_answer,
     completion_answer,
     error_event,
@@ -130,12 +132,17 @@ class _Stream:
 
 def _encode(encoder: ChunkEncoder, delta: Delta) -> bytes:
     """The events of one delta: start, text, finish, each only if there is something to say."""
-    payload = encoder.start(delta.index) if delta.starts else b""
+    used = delta.used
+    payload = encoder.start(delta.index, _before_any_token(used)) if delta.starts else b""
     if delta.piece.text or delta.piece.tokens:
-        payload += encoder.piece(delta.index, delta.piece)
+        payload += encoder.piece(delta.index, delta.piece, used)
     if delta.finish_reason is not None:
-        payload += encoder.finish(delta.index, delta.finish_reason)
+        payload += encoder.finish(delta.index, delta.finish_reason, used)
     return payload
+
+
+def _before_any_token(used: Usage | None) -> Usage | None:
+    return None if used is None else msgspec.structs.replace(used, completion_tokens=0)
 
 
 async def _watch(call: Call, receive: Receive) -> None:

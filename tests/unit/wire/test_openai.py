@@ -70,6 +70,20 @@ def test_every_parameter_arrives() -> None:
     assert (request.priority, request.cache_salt) == (-3, "s")
 
 
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"include_usage": True, "continuous_usage_stats": True}, (True, True)),
+        ({"include_usage": True, "continuous_usage_stats": False}, (True, False)),
+        ({"continuous_usage_stats": True}, (False, False)),
+        ({"include_usage": True, "continuous_usage_stats": None}, (True, False)),
+    ],
+)
+def test_usage_in_every_chunk_refines_include_usage(options: dict[str, Any], wanted: tuple[bool, bool]) -> None:
+    request = chat(stream=True, stream_options=options)
+    assert (request.include_usage, request.chunk_usage) == wanted
+
+
 def test_the_callers_field_wins_over_the_models_and_the_models_over_openais() -> None:
     defaults = SamplingDefaults(temperature=0.2, top_k=7, repetition_penalty=1.2, max_tokens=33)
     request = chat(defaults, temperature=0.0)

@@ -26,6 +26,8 @@ class Realisation(msgspec.Struct, frozen=True, kw_only=True):
     """Of an empty prompt: template and start tokens."""
     verified: bool = False
     """The endpoint counted probes, and they agreed."""
+    note: str = ""
+    """What the reader of the report should know: why it is not verified, which words were left out."""
 
 
 class BodyOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,8 @@ class Plan(Protocol):
     """A drawn run. `workload.draw.draw_plan` makes one."""
 
     num_sessions: int | None
-    """None: a closed loop draws as many as it needs."""
+    """None: as many as are asked for, in a closed loop and under an open law, whose load goes on until the window's
+    requests have ended. A trace has an end."""
     num_clients: int | None
     """Of a closed loop; None: open."""
     window_start_ns: int
@@ -61,10 +62,14 @@ class Plan(Protocol):
     num_window_requests: int | None
     """Asked for by number; None: by time."""
     offered_per_s: float | None
-    schedule_sha256: str
+
+    @property
+    def schedule_sha256(self) -> str:
+        """Drawn when asked for: senders need it not."""
+        ...
 
     def scheduled_ns(self, index: int) -> int | None:
-        """Arrival of a session; None in a closed loop. Rises with the index."""
+        """Arrival of a session; None in a closed loop. Never falls with the index."""
         ...
 
     def session(self, index: int) -> PlannedSession: ...

@@ -1,0 +1,111 @@
+"""Curves against the obvious way to make them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.measure import series
+
+INF, NAN = np.inf, np.nan
+
+
+def test_failures_are_mass_at_infinity_and_undefined_is_left_out() -> None:
+    curve = series.cdf(np.array([3.0, INF, 1.0, NAN, 2.0]))
+    assert curve.ms == [1.0, 2.0, 3.0]
+    assert curve.ratio == [0.25, 0.5, 0.75]
+    assert (curve.num, curve.failed_ratio) == (4, 0.25)
+
+
+def test_a_distribution_of_failures_alone_has_no_curve() -> None:
+    curve = series.cdf(np.array([INF, INF]))
+    assert (curve.ms, curve.failed_ratio) == ([], 1.0)
+    assert series.cdf(np.zeros(0)).failed_ratio == 0.0
+
+
+def test_a_distribution_has_a_bounded_number_of_points_that_lie_on_it() -> None:
+    values = np.random.default_rng(3).lognormal(3, 1, 100_000)
+    curve = series.cdf(values)
+    assert len(curve.ms) <= series.CDF_POINTS_MAX
+    assert curve.ms[-1] == values.max()
+    assert curve.ratio[-1] == 1.0
+    ordered = np.sort(values)
+    np.testing.assert_allclose(np.searchsorted(ordered, curve.ms, side="right") / len(values), curve.ratio)
+    assert sum(ratio > 0.99 for ratio in curve.ratio) > series.CDF_POINTS_MAX / 10, "the tail has points of its own"
+
+
+def test_more_samples_than_a_curve_needs_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(series, "CDF_SAMPLES_MAX", 100)
+    curve = series.cdf(np.arange(1_000, dtype=np.float64))
+    assert curve.num == 1_000
+    assert curve.ms[0] == 0.0
+    assert curve.ratio[-1] == 1.0
+
+
+@given(st.floats(-100, 100), st.floats(0, 1e7))
+def test_intervals_cover_the_span_and_are_few(start: float, length: float) -> None:
+    edges = series.intervals(start, start + length)
+    assert edges[0] == start
+    assert edges[-1] >= start + length - 1e-6 * max(1.0, abs(start) + length)
+    assert 2 <= len(edges) <= series.INTERVALS_MAX + 2
+
+
+def test_percentiles_over_time_are_nearest_ranks_of_their_interval() -> None:
+    t = np.array([0.1, 0.2, 0.3, 1.5, 2.5, 9.0])
+    values = np.array([5.0, 1.0, INF, NAN, 7.0, 8.0])
+    found = series.percentiles_over_time(t, values, np.array([0.0, 1.0, 2.0, 3.0]))
+    assert found.t_s == [0.5, 1.5, 2.5]
+    assert found.p50 == [5.0, None, 7.0]
+    assert found.p99 == ["inf", None, 7.0]
+    assert found.num == [3, 0, 1]
+
+
+request = st.tuples(st.floats(0, 50), st.floats(0, 5), st.floats(0, 5), st.booleans())
+
+
+@given(st.lists(request, min_size=1, max_size=40))
+def test_flight_equals_counting_one_by_one(requests: list[tuple[float, float, float, bool]]) -> None:
+    scheduled = np.array([r[0] for r in requests])
+    first = np.array([r[0] + r[1] if r[3] else NAN for r in requests])
+    ended = np.array([r[0] + r[1] + r[2] for r in requests])
+    found = series.flight(scheduled, first, ended)
+    for i in range(0, series.POINTS_MAX, 37):
+        t = found.t_s[i]
+        alive = [(s, e) for s, e in zip(scheduled, ended, strict=True) if s <= t < e]
+        waits = np.where(np.isnan(first), ended, first)
+        waiting = [s for s, w in zip(scheduled, waits, strict=True) if s <= t < w]
+        assert found.num_in_flight[i] == len(alive)
+        assert found.num_awaiting_first[i] == len(waiting)
+        assert found.oldest_age_s[i] == (pytest.approx(t - min(waiting)) if waiting else None)
+
+
+def test_no_request_is_an_empty_flight() -> None:
+    none = np.zeros(0)
+    assert series.flight(none, none, none).t_s == []
+
+
+def test_chunk_instants_run_on_from_each_arrival() -> None:
+    scheduled = np.array([100, 1_000, 5_000])
+    starts = np.array([0, 2, 2, 5])
+    instants = series.chunk_instants(scheduled, starts, np.array([5, 7, 10, 20, 30]))
+    assert instants.tolist() == [105, 112, 5_010, 5_030, 5_060]
+    assert series.chunk_instants(scheduled, np.zeros(4, np.int64), np.zeros(0, np.int64)).tolist() == []
+
+
+def test_rates_divide_by_the_interval() -> None:
+    edges = np.array([0.0, 2.0, 4.0])
+    assert series.per_second(np.array([0.5, 1.0, 3.0]), edges).tolist() == [1.0, 0.5]
+    assert series.per_second(np.array([0.5, 3.0]), edges, np.array([10.0, 4.0])).tolist() == [5.0, 2.0]
+
+
+def test_outcomes_that_do_not_occur_are_left_out() -> None:
+    counts = series.outcome_counts(
+        np.array([0.5, 1.5, 1.6]), np.array([0, 2, 2]), ["ok", "cut", "timeout"], np.array([0.0, 1.0, 2.0])
+    )
+    assert counts == {"ok": [1, 0], "timeout": [0, 2]}
+
+
+def test_thinning_keeps_both_ends() -> None:
+    thinned = series.thin(np.arange(1_000.0), 10)
+    assert (len(thinned), thinned[0], thinned[-1]) == (10, 0.0, 999.0)
+    assert series.thin(np.arange(3.0), 10).tolist() == [0, 1, 2]

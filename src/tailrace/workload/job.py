@@ -79,6 +79,10 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """Monotonic clock of this host, shared by its processes."""
 
 
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """Parent to child: begin nothing new, record what is in flight as cancelled, finish."""
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Child to parent: the plan is drawn, the first bodies are made."""
 
@@ -99,6 +103,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     num_output_tokens: int
 
 
+class WindowDone(msgspec.Struct, frozen=True, kw_only=True, tag="window_done"):
+    """Child to parent: every request of this shard's window has ended. Load goes on until all shards say so."""
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """Child to parent, last."""
 
@@ -111,7 +119,14 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     num_connections_reused: int
     num_in_flight_max: int
     window_end_ns: int
-    """Where the window ended, as this shard saw it."""
+    """Where the window ended, as this shard saw it, from `origin_ns`."""
+    num_connections_stale: int = 0
+    """Kept connections that the server had closed when a request was sent on them. The request was sent once more on
+    a new one, as nothing of an answer had come; its time went on counting."""
+    chunk_lag_ns: list[int] = []
+    """Receipt of a chunk against the instant the null server wrote it; thinned like `loop_lag_ns`."""
+    was_stopped: bool = False
+    """By a signal or by the parent before its window was done: the run is not whole."""
 
 
 class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
@@ -120,4 +135,18 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
     message: str
 
 
-ChildMessage = Ready | Progress | Finished | Broken
+class AnswerText(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `texts_path(rows_path)`, where text is kept: input of a tokenizer after the run."""
+
+    request_id: str
+    text: str
+    chunk_ends: list[int]
+    """End of each chunk of `chunk_gaps_ns` in the text, characters."""
+
+
+def texts_path(rows_path: str) -> str:
+    return rows_path + ".texts"
+
+
+ParentMessage = Start | Stop
+ChildMessage = Ready | Progress | WindowDone | Finished | Broken

@@ -13,7 +13,7 @@ import msgspec
 
 from tailrace.measure.record import Outcome
 from tailrace.measure.report import Quantile, Report
-from tailrace.measure.series import Cdf, FlightSeries, PercentileSeries, RateSeries, RunSeries, WaterfallRow
+from tailrace.measure.series import NO_TOKEN, Cdf, FlightSeries, PercentileSeries, RateSeries, RunSeries, WaterfallRow
 
 BLUE, TEAL, AMBER, RED, VIOLET, GREY = "#2b6cb0", "#1a9988", "#d98c00", "#c53030", "#6b46c1", "#8792a2"
 OUTCOME_COLOURS = {
@@ -36,6 +36,7 @@ PHASE_COLOURS = {
     "first token": BLUE,
     "stream": TEAL,
     "end": GREY,
+    NO_TOKEN: "#9b2c2c",
 }
 CURVE_COLOURS = {"ttft_ms": BLUE, "e2e_ms": VIOLET, "itl_ms": TEAL, "chunk_gap_ms": AMBER}
 CURVE_NAMES = {"ttft_ms": "TTFT", "e2e_ms": "E2E", "tpot_ms": "TPOT", "itl_ms": "ITL", "chunk_gap_ms": "chunk gap"}
@@ -239,8 +240,8 @@ _RIGHT_AXIS = {"showgrid": False, "tickmode": "auto", "nticks": 6}
 
 
 def _label(row: WaterfallRow) -> str:
-    shown = f"{row.request_id[:40]} ({row.outcome})"
-    return html.escape(shown.encode("utf-8", "replace").decode("utf-8"))
+    lengths = " + ".join("?" if n is None else str(n) for n in (row.num_prompt_tokens, row.num_output_tokens))
+    return f"row {row.row}, {row.outcome}, {lengths} tokens"
 
 
 def _bars(phase: str, bars: Sequence[tuple[str, float, float]], colour: str) -> dict[str, Any]:

@@ -3,18 +3,19 @@
 Times are seconds from the schedule's zero (`_s`) or milliseconds (`_ms`). Undefined is None, out of reach is "inf".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.measure.metrics import output_tokens, request_metrics
 from tailrace.measure.report import Quantile
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+from tailrace.measure.run_info import RunInfo
+from tailrace.measure.slo import REQUEST_METRICS
+from tailrace.measure.table import OUTCOMES, Bools, Floats, Ints, RecordTable
 
 INTERVALS_MAX = 120
 """Of a curve that gathers requests: enough to see a trend, wide enough to hold some requests each."""
@@ -79,8 +80,11 @@ class RateSeries(msgspec.Struct, frozen=True, kw_only=True):
 class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
     """One request, ms from its scheduled arrival."""
 
-    request_id: str
+    row: int
+    """Its number in the file of rows, from 1."""
     outcome: str
+    num_prompt_tokens: int | None
+    num_output_tokens: int | None
     phases: list[tuple[str, float, float]]
     """(name, start, end), in order; only those that happened."""
     chunks_ms: list[float]
@@ -100,25 +104,53 @@ class RunSeries(msgspec.Struct, frozen=True, kw_only=True):
     slowest: list[WaterfallRow]
 
 
-def cdf(values_ms: Floats) -> Cdf:
-    """Of samples where NaN is undefined (left out) and +inf failed."""
-    known = values_ms[~np.isnan(values_ms)]
-    step = -(-len(known) // CDF_SAMPLES_MAX)
-    thinned = np.sort(known[::step] if step > 1 else known)
-    num_finite = int(np.searchsorted(thinned, np.inf))
-    total = len(thinned)
+def run_series(info: RunInfo, table: RecordTable) -> RunSeries:
+    """Every curve of a run. Distributions are of the window's requests without planned cancellations; curves over time
+    show all that was sent."""
+    scheduled_s, ended_s = (_seconds(table.time_ns(name), info) for name in ("scheduled", "ended"))
+    metrics = request_metrics(table)
+    window = _in_window(info, table)
+    counted = window & ~table.will_cancel
+    edges_s = intervals(min(0.0, float(scheduled_s.min(initial=0.0))), float(ended_s.max(initial=1.0)))
+    by_metric = {
+        name: percentiles_over_time(scheduled_s[~table.will_cancel], metrics[name][~table.will_cancel], edges_s)
+        for name in ("ttft_ms", "tpot_ms")
+    }
+    first_s = np.where(table.known("first"), _seconds(table.time_ns("first"), info), np.nan)
+    return RunSeries(
+        window_start_s=info.window_start_ns / _NS_PER_S,
+        window_end_s=info.window_end_ns / _NS_PER_S,
+        cdfs={name: cdf(metrics[name][counted]) for name in ("ttft_ms", "e2e_ms")} | _gap_cdfs(table, counted),
+        ttft=by_metric["ttft_ms"],
+        tpot=by_metric["tpot_ms"],
+        flight=flight(scheduled_s, first_s, ended_s),
+        rates=_rates(info, table, scheduled_s, ended_s, edges_s),
+        slowest=_slowest(table, window),
+    )
+
+
+def cdf(values_ms: Floats, weights: Ints | None = None) -> Cdf:
+    """Of samples where NaN is undefined (left out) and +inf failed. `weights`: samples that each value stands for."""
+    known = ~np.isnan(values_ms)
+    step = max(1, -(-int(known.sum()) // CDF_SAMPLES_MAX))
+    values = values_ms[known][::step]
+    shares = np.ones(len(values), np.int64) if weights is None else weights[known][::step]
+    order = np.argsort(values)
+    values, reached = values[order], np.cumsum(shares[order])
+    num_finite = int(np.searchsorted(values, np.inf))
+    num = int(known.sum() if weights is None else weights[known].sum())
     if num_finite == 0:
-        return Cdf(ms=[], ratio=[], num=len(known), failed_ratio=1.0 if total else 0.0)
+        return Cdf(ms=[], ratio=[], num=num, failed_ratio=1.0 if num else 0.0)
     # Even steps, and the upper tail again as densely as the whole: that is where the reader looks.
     last = num_finite - 1
     even = np.linspace(0, last, CDF_POINTS_MAX // 2)
-    tail = last - np.geomspace(1, max(num_finite, 1), CDF_POINTS_MAX // 2) + 1
+    tail = last - np.geomspace(1, num_finite, CDF_POINTS_MAX // 2) + 1
     ranks = np.unique(np.concatenate((even, tail)).round().astype(np.int64).clip(0, last))
     return Cdf(
-        ms=thinned[ranks].tolist(),
-        ratio=((ranks + 1) / total).tolist(),
-        num=len(known),
-        failed_ratio=(total - num_finite) / total,
+        ms=values[ranks].tolist(),
+        ratio=(reached[ranks] / reached[-1]).tolist(),
+        num=num,
+        failed_ratio=float(1 - reached[last] / reached[-1]),
     )
 
 
@@ -168,27 +200,21 @@ def flight(scheduled_s: Floats, first_s: Floats, ended_s: Floats) -> FlightSerie
     )
 
 
-def per_second(t_s: Floats, edges_s: Floats, weights: Floats | None = None) -> Floats:
-    """Events (or their weights) a second in each interval."""
-    return np.histogram(t_s, edges_s, weights=weights)[0] / np.diff(edges_s)
+def per_interval(t_s: Floats, edges_s: Floats, weights: npt.NDArray[Any] | None = None) -> Floats:
+    """Events (or their weights) in each of equal intervals; what lies outside is left out."""
+    places = np.floor((t_s - edges_s[0]) / (edges_s[1] - edges_s[0]))
+    inside = (places >= 0) & (places < len(edges_s) - 1)
+    shares = None if weights is None else weights[inside]
+    return np.bincount(places[inside].astype(np.int64), shares, len(edges_s) - 1).astype(np.float64)
 
 
-def outcome_counts(t_s: Floats, codes: Ints, labels: Sequence[str], edges_s: Floats) -> Mapping[str, list[int]]:
+def outcome_counts(t_s: Floats, codes: Ints, labels: Sequence[str], edges_s: Floats) -> dict[str, list[int]]:
     """Requests of each outcome by interval; `codes` index `labels`."""
     return {
-        label: np.histogram(t_s[codes == code], edges_s)[0].tolist()
+        label: per_interval(t_s[codes == code], edges_s).astype(int).tolist()
         for code, label in enumerate(labels)
         if (codes == code).any()
     }
-
-
-def chunk_instants(scheduled_ns: Ints, starts: Ints, gaps_ns: Ints) -> Ints:
-    """Receipt of each chunk. Gaps of request i are `gaps_ns[starts[i]:starts[i + 1]]`; one start more than requests."""
-    if not len(gaps_ns):
-        return np.zeros(0, np.int64)
-    running = np.concatenate((np.zeros(1, np.int64), np.cumsum(gaps_ns)))
-    counts = np.diff(starts)
-    return running[1:] + np.repeat(scheduled_ns - running[starts[:-1]], counts)
 
 
 def thin(values: Floats, num_max: int) -> Floats:
@@ -196,6 +222,99 @@ def thin(values: Floats, num_max: int) -> Floats:
     if len(values) <= num_max:
         return values
     return values[np.linspace(0, len(values) - 1, num_max).round().astype(np.int64)]
+
+
+NO_TOKEN = "no token"
+"""Last phase of a request that never had one."""
+_PHASES = (
+    ("send lag", "scheduled", "issued"),
+    ("connect", "issued", "connected"),
+    ("send", "connected", "sent"),
+    ("headers", "sent", "headers"),
+    ("first token", "headers", "first"),
+    ("stream", "first", "last"),
+    ("end", "last", "ended"),
+)
+
+
+def _slowest(table: RecordTable, window: Bools) -> list[WaterfallRow]:
+    """Longest from scheduled arrival to end, however they ended."""
+    rows = np.flatnonzero(window)
+    took_ms = table.elapsed_ms("scheduled", "ended")[rows]
+    chosen = rows[np.argsort(-took_ms, kind="stable")[:SLOWEST]]
+    tokens = output_tokens(table)[chosen]
+    return [_waterfall_row(table, int(row), float(num)) for row, num in zip(chosen, tokens, strict=True)]
+
+
+def _waterfall_row(table: RecordTable, row: int, num_output_tokens: float) -> WaterfallRow:
+    scheduled_ns = int(table.time_ns("scheduled")[row])
+
+    def at_ms(name: str) -> float | None:
+        return (int(table.time_ns(name)[row]) - scheduled_ns) / _NS_PER_MS if table.known(name)[row] else None
+
+    phases, start = [], 0.0
+    for phase, _, until in _PHASES:
+        end = at_ms(until)
+        if end is not None and end > start:
+            phases.append((phase if until != "ended" or table.known("first")[row] else NO_TOKEN, start, end))
+            start = end
+    gaps_ns = table.chunks.gaps_ns[table.chunks.starts[row] : table.chunks.starts[row + 1]]
+    return WaterfallRow(
+        row=row + 1,
+        outcome=OUTCOMES[table.outcome_codes[row]],
+        num_prompt_tokens=int(table.count("num_prompt_tokens")[row]) if table.known("num_prompt_tokens")[row] else None,
+        num_output_tokens=None if np.isnan(num_output_tokens) else int(num_output_tokens),
+        phases=phases,
+        chunks_ms=thin(np.cumsum(gaps_ns) / _NS_PER_MS, CHUNKS_SHOWN_MAX).tolist(),
+    )
+
+
+def _gap_cdfs(table: RecordTable, rows: Bools) -> dict[str, Cdf]:
+    """Chunk gaps, and the same shared out to the tokens of each chunk. What failed is in the request's own metrics."""
+    chosen = table.chunks.after_first(rows & table.ok)
+    step = max(1, -(-int(chosen.sum()) // CDF_SAMPLES_MAX))
+    gaps_ms = table.chunks.gaps_ns[chosen][::step] / _NS_PER_MS
+    tokens = table.chunks.tokens[chosen][::step].astype(np.int64)
+    return {"itl_ms": cdf(gaps_ms / tokens, tokens), "chunk_gap_ms": cdf(gaps_ms)}
+
+
+def _rates(info: RunInfo, table: RecordTable, scheduled_s: Floats, ended_s: Floats, edges_s: Floats) -> RateSeries:
+    width_s = float(edges_s[1] - edges_s[0])
+    tokens = np.zeros(len(edges_s) - 1)
+    for instants_ns, counts in table.chunks.instants(table.time_ns("scheduled")):
+        tokens += per_interval(_seconds(instants_ns, info), edges_s, counts)
+    met = _attained(info, table)
+    return RateSeries(
+        t_s=((edges_s[:-1] + edges_s[1:]) / 2).tolist(),
+        interval_s=width_s,
+        arrivals_per_s=(per_interval(scheduled_s, edges_s) / width_s).tolist(),
+        completed_per_s=(per_interval(ended_s[table.ok], edges_s) / width_s).tolist(),
+        output_tokens_per_s=(tokens / width_s).tolist(),
+        attained_per_s=None if met is None else (per_interval(scheduled_s[met], edges_s) / width_s).tolist(),
+        outcomes=outcome_counts(scheduled_s, table.outcome_codes, OUTCOMES, edges_s),
+    )
+
+
+def _in_window(info: RunInfo, table: RecordTable) -> Bools:
+    since_ns = table.time_ns("scheduled") - info.origin_ns
+    found: Bools = (since_ns >= info.window_start_ns) & (since_ns < info.window_end_ns)
+    return found
+
+
+def _attained(info: RunInfo, table: RecordTable) -> Bools | None:
+    """[n] ended well with each of its own values within the limits; an undefined value breaks none."""
+    limits = [limit for limit in info.slo.limits if limit.metric in REQUEST_METRICS]
+    if not info.slo.limits:
+        return None
+    metrics = request_metrics(table)
+    met = table.ok & ~table.will_cancel
+    for limit in limits:
+        met &= ~(metrics[limit.metric] > limit.limit_ms)
+    return met
+
+
+def _seconds(times_ns: Ints, info: RunInfo) -> Floats:
+    return (times_ns - info.origin_ns) / _NS_PER_S
 
 
 def _nearest_rank(ordered: Floats, ratio: float) -> Quantile:

@@ -133,7 +133,7 @@ def make_report(
     )
 
 
-def make_series(request_id: str = "r0") -> RunSeries:
+def make_series() -> RunSeries:
     rng = np.random.default_rng(5)
     scheduled = np.sort(rng.uniform(0, 70, 280))
     ttft = rng.lognormal(4.8, 0.5, 280)
@@ -160,8 +160,10 @@ def make_series(request_id: str = "r0") -> RunSeries:
         ),
         slowest=[
             WaterfallRow(
-                request_id=f"{request_id}-{i}",
+                row=i + 1,
                 outcome="ok",
+                num_prompt_tokens=900,
+                num_output_tokens=60,
                 phases=[
                     ("send lag", 0.0, 0.3),
                     ("connect", 0.3, 2.0),

@@ -1,11 +1,16 @@
 """Curves against the obvious way to make them."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from report_samples import make_info
 
 from tailrace.measure import series
+from tailrace.measure.plots import PHASE_COLOURS
+from tailrace.measure.record import Outcome, RequestRecord
+from tailrace.measure.table import RecordTable
 
 INF, NAN = np.inf, np.nan
 
@@ -84,18 +89,15 @@ def test_no_request_is_an_empty_flight() -> None:
     assert series.flight(none, none, none).t_s == []
 
 
-def test_chunk_instants_run_on_from_each_arrival() -> None:
-    scheduled = np.array([100, 1_000, 5_000])
-    starts = np.array([0, 2, 2, 5])
-    instants = series.chunk_instants(scheduled, starts, np.array([5, 7, 10, 20, 30]))
-    assert instants.tolist() == [105, 112, 5_010, 5_030, 5_060]
-    assert series.chunk_instants(scheduled, np.zeros(4, np.int64), np.zeros(0, np.int64)).tolist() == []
-
-
-def test_rates_divide_by_the_interval() -> None:
+def test_events_outside_the_intervals_are_left_out() -> None:
     edges = np.array([0.0, 2.0, 4.0])
-    assert series.per_second(np.array([0.5, 1.0, 3.0]), edges).tolist() == [1.0, 0.5]
-    assert series.per_second(np.array([0.5, 3.0]), edges, np.array([10.0, 4.0])).tolist() == [5.0, 2.0]
+    assert series.per_interval(np.array([-0.1, 0.0, 1.0, 3.9, 4.0]), edges).tolist() == [2.0, 1.0]
+    assert series.per_interval(np.array([0.5, 3.0]), edges, np.array([10, 4])).tolist() == [10.0, 4.0]
+
+
+def test_weights_count_as_often_as_they_say() -> None:
+    curve = series.cdf(np.array([5.0, 1.0, INF]), np.array([3, 1, 4]))
+    assert (curve.ms, curve.ratio, curve.num, curve.failed_ratio) == ([1.0, 5.0], [0.125, 0.5], 8, 0.5)
 
 
 def test_outcomes_that_do_not_occur_are_left_out() -> None:
@@ -109,3 +111,75 @@ def test_thinning_keeps_both_ends() -> None:
     thinned = series.thin(np.arange(1_000.0), 10)
     assert (len(thinned), thinned[0], thinned[-1]) == (10, 0.0, 999.0)
     assert series.thin(np.arange(3.0), 10).tolist() == [0, 1, 2]
+
+
+NS = 10**9
+
+
+def record(at_s: float, gaps_ms: list[int], outcome: Outcome = Outcome.OK, **more: object) -> RequestRecord:
+    start = round(at_s * NS)
+    fields: dict[str, object] = {
+        "request_id": f"r{at_s}",
+        "outcome": outcome,
+        "scheduled_ns": start,
+        "issued_ns": start + 1_000_000,
+        "connected_ns": start + 2_000_000,
+        "sent_ns": start + 3_000_000,
+        "headers_ns": start + 4_000_000,
+        "chunk_gaps_ns": [gap * 1_000_000 for gap in gaps_ms],
+        "ended_ns": start + (sum(gaps_ms) + 6) * 1_000_000,
+        "num_prompt_tokens": 9,
+    }
+    return msgspec.convert(fields | more, RequestRecord)
+
+
+def table_series(*records: RequestRecord, slo: str = "ttft_ms_p99<=100") -> series.RunSeries:
+    return series.run_series(make_info(slo=slo), RecordTable.from_records(records))
+
+
+def test_curves_of_a_run_show_all_and_its_distributions_the_window_alone() -> None:
+    found = table_series(
+        record(1, [50, 10]),  # before the window
+        record(10, [80, 10, 20]),
+        record(20, [150, 10]),
+        record(30, [], Outcome.REFUSED),
+        record(40, [10], Outcome.CANCELLED, will_cancel=True),
+    )
+    assert (found.window_start_s, found.window_end_s) == (5.0, 65.0)
+    assert found.cdfs["ttft_ms"].ms == [80.0, 150.0]
+    assert found.cdfs["ttft_ms"].failed_ratio == pytest.approx(1 / 3)
+    assert found.cdfs["chunk_gap_ms"].ms == [10.0, 10.0, 20.0]
+    assert sum(found.rates.outcomes["ok"]) == 3
+    assert list(found.rates.outcomes) == ["ok", "refused", "cancelled"]
+    assert sum(found.rates.output_tokens_per_s) * found.rates.interval_s == pytest.approx(8)
+    assert found.rates.attained_per_s is not None
+    assert sum(found.rates.attained_per_s) * found.rates.interval_s == pytest.approx(2)
+
+
+def test_several_tokens_in_a_chunk_share_its_gap() -> None:
+    found = table_series(record(10, [80, 40, 9], chunk_tokens=[1, 4, 1]))
+    assert found.cdfs["itl_ms"].ms == [9.0, 10.0]
+    assert found.cdfs["itl_ms"].ratio == [0.2, 1.0]
+    assert found.cdfs["chunk_gap_ms"].ms == [9.0, 40.0]
+
+
+def test_the_waterfall_begins_with_the_longest_whatever_its_outcome() -> None:
+    late = record(20, [], Outcome.TIMEOUT, ended_ns=29 * NS, headers_ns=None)
+    found = table_series(record(10, [80, 10]), late).slowest
+    assert [(row.row, row.outcome) for row in found] == [(2, "timeout"), (1, "ok")]
+    assert found[0].phases[-1] == ("no token", 3.0, 9000.0)
+    assert [name for name, _, _ in found[1].phases] == [name for name in PHASE_COLOURS if name != series.NO_TOKEN]
+    assert found[1].phases[0] == ("send lag", 0.0, 1.0)
+    assert found[1].phases[-1] == ("end", 90.0, 96.0)
+    assert found[1].chunks_ms == [80.0, 90.0]
+
+
+def test_without_an_slo_there_is_no_goodput() -> None:
+    assert table_series(record(10, [80]), slo="").rates.attained_per_s is None
+
+
+def test_a_run_without_requests_has_empty_curves() -> None:
+    found = table_series()
+    assert found.slowest == []
+    assert found.flight.t_s == []
+    assert found.cdfs["ttft_ms"].ms == []

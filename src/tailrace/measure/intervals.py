@@ -172,7 +172,7 @@ def _draw_counts(
     block_ms: float,
     num_resamples: int,
     random: np.random.Generator,
-) -> NDArray[np.int64]:
+) -> NDArray[np.int32]:
     """How often each sample stands in each resample, [num_resamples, samples of all runs one after the other]."""
     chosen = random.integers(0, len(runs), size=(num_resamples, len(runs)))
     parts = []
@@ -189,7 +189,7 @@ def _block_counts(
     resample: NDArray[np.intp],
     num_resamples: int,
     random: np.random.Generator,
-) -> NDArray[np.int64]:
+) -> NDArray[np.int32]:
     """Blocks [start, start + block) of a circle of `window_ms`, as counts; `times` ascend within [0, window_ms)."""
     num = len(times)
     num_blocks = _num_blocks(window_ms, block_ms)
@@ -197,16 +197,16 @@ def _block_counts(
     # Twice round the circle, so that a block over its seam is one range of indices; a block is at most half of it.
     unrolled = np.concatenate([times, times + window_ms])
     ends = starts + min(block_ms, window_ms)
-    edges = np.zeros((num_resamples, 2 * num + 1), dtype=np.int64)
+    edges = np.zeros((num_resamples, 2 * num + 1), dtype=np.int32)
     row = np.broadcast_to(resample[:, None], starts.shape)
     np.add.at(edges, (row, np.searchsorted(unrolled, starts)), 1)
     np.add.at(edges, (row, np.searchsorted(unrolled, ends)), -1)
-    counts = np.cumsum(edges, axis=1)
+    counts = np.cumsum(edges, axis=1, dtype=np.int32)
     return counts[:, :num] + counts[:, num : 2 * num]
 
 
-def _ranks(counts: NDArray[np.int64], sorted_values: Floats, ratios: Sequence[float]) -> Floats:
-    reached = np.cumsum(counts, axis=1)
+def _ranks(counts: NDArray[np.int32], sorted_values: Floats, ratios: Sequence[float]) -> Floats:
+    reached = np.cumsum(counts, axis=1, dtype=np.int32)
     total = reached[:, -1]
     out = np.full((len(counts), len(ratios)), math.nan)
     for column, ratio in enumerate(ratios):

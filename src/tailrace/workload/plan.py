@@ -68,6 +68,16 @@ class Plan(Protocol):
         """Drawn when asked for: senders need it not."""
         ...
 
+    @property
+    def declares_sharing(self) -> bool:
+        """Whether prefix caches may find anything: shared prefixes, or turns that repeat their history."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the report should know: clipped laws, rows of a trace left out."""
+        ...
+
     def scheduled_ns(self, index: int) -> int | None:
         """Arrival of a session; None in a closed loop. Never falls with the index."""
         ...

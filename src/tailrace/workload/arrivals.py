@@ -5,7 +5,7 @@ gives. Instants come in blocks of fixed size from one random stream, so a longer
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -146,7 +146,7 @@ class Schedule:
         return _whole_ns(instants_s * NS_PER_S)
 
 
-def _whole_ns(instants_ns: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _whole_ns(instants_ns: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.int64]:
     whole: npt.NDArray[np.int64] = np.rint(instants_ns).astype(np.int64)
     return whole
 

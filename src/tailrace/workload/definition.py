@@ -189,7 +189,7 @@ def read_workload_text(name_or_path: str) -> str:
 
 
 def decode_workload(text: str, origin: str = "the workload") -> Workload:
-    """The workload of a TOML text. Raises ConfigError that names the key at fault, and the nearest to an unknown one."""
+    """The workload of a TOML text. Raises ConfigError that names the key at fault."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -103,6 +103,10 @@ class ClientFailed(TailraceError):
     """A remote tailrace or OpenAI-compatible address could not be used."""
 
 
+class SenderFailed(TailraceError):
+    """A process of the load generator could not start, or ended before its run did."""
+
+
 class ErrorRow(NamedTuple):
     label: str
     """Stable, machine-readable: metrics, error frames, logs."""
@@ -137,6 +141,7 @@ ERROR_TABLE: dict[type[TailraceError], ErrorRow] = {
     ModelSourceError: ErrorRow("model_source_error", 500, False, 3, _SERVER),
     StartFailed: ErrorRow("start_failed", 500, True, 4, _SERVER),
     ClientFailed: ErrorRow("client_failed", 502, True, 5, _SERVER),
+    SenderFailed: ErrorRow("sender_failed", 500, True, 1, _SERVER),
 }
 """Every leaf of the tree has its row (a test holds it).
 

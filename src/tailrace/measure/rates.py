@@ -45,18 +45,27 @@ def issued_gaps_ms(window: Window) -> Floats:
     return (ordered[1:] - ordered[:-1]) / 1e6
 
 
-def goodput(window: Window) -> Goodput | None:
-    """None without an SLO. A metric that is undefined for a request does not count against it."""
+def attained(window: Window) -> Bools | None:
+    """[n] counted requests that met every limit of their own. None without an SLO. A metric that is undefined for a
+    request does not count against it."""
     slo = window.info.slo
     if not slo.limits:
         return None
-    attained = window.counted & window.table.ok
+    met: Bools = window.counted & window.table.ok
     for metric in REQUEST_METRICS:
         limit_ms = slo.limit_ms(metric)
         if limit_ms is not None:
-            attained &= ~(window.metrics[metric] > limit_ms)
-    num, num_attained = int(window.counted.sum()), int(attained.sum())
-    tokens = output_tokens(window.table)[attained]
+            met &= ~(window.metrics[metric] > limit_ms)
+    return met
+
+
+def goodput(window: Window) -> Goodput | None:
+    """None without an SLO."""
+    met = attained(window)
+    if met is None:
+        return None
+    num, num_attained = int(window.counted.sum()), int(met.sum())
+    tokens = output_tokens(window.table)[met]
     return Goodput(
         num_attained=num_attained,
         num=num,

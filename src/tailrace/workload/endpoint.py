@@ -83,7 +83,7 @@ async def count_prompt_tokens(endpoint: Endpoint, text: str) -> int | None:
     else:
         path = "/v1/completions"
         asked["prompt"] = text
-    content = await _ask(endpoint, "POST", path, msgspec.json.encode(asked), _PROBE_S)
+    content = await ask(endpoint, "POST", path, msgspec.json.encode(asked), _PROBE_S)
     usage = _decode(content, _Answer, endpoint.base_url + path).usage
     return None if usage is None else usage.prompt_tokens
 
@@ -98,7 +98,7 @@ class _Version(msgspec.Struct):
 
 async def _get_models(endpoint: Endpoint) -> list[dict[str, Any]]:
     where = f"{endpoint.base_url}/v1/models"
-    content = await _ask(endpoint, "GET", "/v1/models", b"", _LIST_S)
+    content = await ask(endpoint, "GET", "/v1/models", b"", _LIST_S)
     _decode(content, Models, where)  # Its form; the cards are then kept whole.
     cards: list[dict[str, Any]] = msgspec.json.decode(content)["data"]
     return cards
@@ -106,7 +106,7 @@ async def _get_models(endpoint: Endpoint) -> list[dict[str, Any]]:
 
 async def _version(endpoint: Endpoint) -> str | None:
     try:
-        content = await _ask(endpoint, "GET", "/version", b"", _LIST_S)
+        content = await ask(endpoint, "GET", "/version", b"", _LIST_S)
         return printable(_decode(content, _Version, "/version").version, _VERSION_CHARS_MAX)
     except ClientFailed:
         return None  # Few services have it, and nothing depends on it.
@@ -120,8 +120,8 @@ def _pick(cards: list[dict[str, Any]], wanted: str | None, base: str) -> dict[st
     raise ClientFailed(f"{base} does not serve {wanted or 'any model'}; it serves: {names}")
 
 
-async def _ask(endpoint: Endpoint, method: str, path: str, body: bytes, timeout_s: float) -> bytes:
-    """The body of an answer with status 200; every failure becomes ClientFailed."""
+async def ask(endpoint: Endpoint, method: str, path: str, body: bytes, timeout_s: float) -> bytes:
+    """The body of an answer with status 200, a stream's too, read to its end. Every failure becomes ClientFailed."""
     where = endpoint.base_url + path
     target = Target(endpoint)
     pool = Pool(target)

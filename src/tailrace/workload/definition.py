@@ -236,7 +236,7 @@ _LAWS: dict[str, type[msgspec.Struct]] = {
     "exponential": Exponential,
     "empirical": Empirical,
 }
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`(?: - at `\$(.*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$([^`]*)`)?$")
 
 
 def _explain(message: str, raw: dict[str, Any]) -> str:

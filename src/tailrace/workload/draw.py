@@ -18,6 +18,7 @@ from tailrace.workload.arrivals import ARRIVALS_MAX, Closed, OpenLaw, Schedule, 
 from tailrace.workload.definition import Cohort, SharedPrefix, Workload, decode_workload
 from tailrace.workload.job import PlanSource
 from tailrace.workload.plan import Plan, PlannedSession, PlannedTurn, Segment
+from tailrace.workload.replay import TracePlan
 
 DURATION_S_MAX = 7 * 24 * 3600.0
 _SESSIONS_HASHED = 256
@@ -38,7 +39,7 @@ def draw_plan(source: PlanSource) -> Plan:
         case Closed(num_clients=num_clients):
             return ClosedPlan(source, sessions, num_clients)
         case Trace():
-            raise InvalidRequest("traces cannot be replayed yet", param="arrivals")
+            return TracePlan(source, workload, arrivals)
         case _:
             return OpenPlan(source, sessions, arrivals)
 
@@ -80,7 +81,7 @@ class SessionDraw:
             return None, ""
         popularity = self._popularity[cohort.name]
         number = bisect.bisect_right(popularity, rng.random() * popularity[-1])
-        group = f"{cohort.name or 'group'}-{number}"
+        group = f"{cohort.name}-{number}" if cohort.name else f"{number}"
         if group not in self._group_tokens:
             self._group_tokens[group] = shared.tokens.sample_count(random_stream(self._seed, f"group/{group}"))
         return Segment(f"{self._run_id}/shared/{group}", self._group_tokens[group]), group

@@ -6,6 +6,7 @@ the *run* passes when the bound of each percentile is.
 
 import math
 import re
+from decimal import Decimal
 
 import msgspec
 
@@ -26,7 +27,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     limit_ms: float
 
     def __str__(self) -> str:
-        return f"{self.metric}_{percentile_name(self.percentile_ratio)}<={self.limit_ms:g}"
+        """Parses back to the same limit, whatever its size."""
+        return f"{self.metric}_{percentile_name(self.percentile_ratio)}<={Decimal(repr(self.limit_ms)).normalize():f}"
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):

@@ -116,7 +116,7 @@ def test_a_wrong_workload_ends_in_one_line_that_names_the_file_and_the_fault(tex
 
 
 def test_an_unknown_name_gives_the_nearest_and_all_names() -> None:
-    with pytest.raises(ConfigError, match="nearest is 'chat'.*code-completion") as caught:
+    with pytest.raises(ConfigError, match=r"nearest is 'chat'.*code-completion") as caught:
         load_workload("caht")
     assert caught.value.param == "workload"
 

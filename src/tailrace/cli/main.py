@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from tailrace.cli import chat, generate, models, serve, tokenize, version
+from tailrace.cli import chat, coldstart, generate, models, serve, tokenize, version
 from tailrace.cli import config as config_verb
 from tailrace.errors import TailraceError
 
@@ -46,6 +46,7 @@ app.command("chat", epilog=chat.EPILOG)(chat.chat)
 app.command("tokenize", epilog=tokenize.EPILOG)(tokenize.tokenize)
 app.add_typer(models.app, name="models")
 app.add_typer(config_verb.app, name="config")
+app.command("coldstart", epilog=coldstart.EPILOG)(coldstart.coldstart)
 app.command("version", epilog=version.EPILOG)(version.version)
 
 

@@ -162,7 +162,10 @@ def _rows(path: str, first: tuple[int, str], rest: Iterator[tuple[int, str]]) ->
         if "at_s" in keys or "prompt_tokens" in keys:
             return "tailrace", _parsed(path, _chain(first, rest), _own_parser())
         raise _at(path, number, f"its keys ({', '.join(sorted(keys)[:8])}) are of no layout known here: {_LAYOUTS}")
-    header = next(csv.reader([line]))
+    try:
+        header = next(csv.reader([line]))
+    except csv.Error as error:
+        raise _at(path, number, str(error)) from error
     columns = {name.strip(): position for position, name in enumerate(header)}
     for layout, wanted, parse in (("azure", AZURE_COLUMNS, _azure_row), ("burstgpt", BURSTGPT_COLUMNS, _burstgpt_row)):
         if all(name in columns for name in wanted):

@@ -42,6 +42,8 @@ def options(
 
 app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.command("bench", epilog=bench.EPILOG)(bench.bench)
+app.command("report", epilog=report.EPILOG)(report.report)
 app.command("chat", epilog=chat.EPILOG)(chat.chat)
 app.command("tokenize", epilog=tokenize.EPILOG)(tokenize.tokenize)
 app.add_typer(models.app, name="models")

@@ -11,14 +11,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.measure.metrics import output_tokens, request_metrics
+from tailrace.measure.metrics import output_tokens
+from tailrace.measure.rates import attained
 from tailrace.measure.report import Quantile
 from tailrace.measure.run_info import RunInfo
-from tailrace.measure.slo import REQUEST_METRICS
 from tailrace.measure.table import OUTCOMES, Bools, Floats, Ints, RecordTable
+from tailrace.measure.window import Window, window_of
 
 INTERVALS_MAX = 120
 """Of a curve that gathers requests: enough to see a trend, wide enough to hold some requests each."""
+INTERVALS_MIN = 10
 POINTS_MAX = 600
 """Of a curve that is looked up at instants: about the pixels of a plot."""
 CDF_POINTS_MAX = 500
@@ -107,25 +109,25 @@ class RunSeries(msgspec.Struct, frozen=True, kw_only=True):
 def run_series(info: RunInfo, table: RecordTable) -> RunSeries:
     """Every curve of a run. Distributions are of the window's requests without planned cancellations; curves over time
     show all that was sent."""
+    window = window_of(info, table)
+    metrics = window.metrics
     scheduled_s, ended_s = (_seconds(table.time_ns(name), info) for name in ("scheduled", "ended"))
-    metrics = request_metrics(table)
-    window = _in_window(info, table)
-    counted = window & ~table.will_cancel
-    edges_s = intervals(min(0.0, float(scheduled_s.min(initial=0.0))), float(ended_s.max(initial=1.0)))
-    by_metric = {
-        name: percentiles_over_time(scheduled_s[~table.will_cancel], metrics[name][~table.will_cancel], edges_s)
-        for name in ("ttft_ms", "tpot_ms")
-    }
+    edges_s = intervals(min(0.0, float(scheduled_s.min(initial=0.0))), float(ended_s.max(initial=1.0)), len(table))
+    loads = ~table.will_cancel
+    ttft, tpot = (
+        percentiles_over_time(scheduled_s[loads], metrics[name][loads], edges_s) for name in ("ttft_ms", "tpot_ms")
+    )
     first_s = np.where(table.known("first"), _seconds(table.time_ns("first"), info), np.nan)
     return RunSeries(
         window_start_s=info.window_start_ns / _NS_PER_S,
         window_end_s=info.window_end_ns / _NS_PER_S,
-        cdfs={name: cdf(metrics[name][counted]) for name in ("ttft_ms", "e2e_ms")} | _gap_cdfs(table, counted),
-        ttft=by_metric["ttft_ms"],
-        tpot=by_metric["tpot_ms"],
+        cdfs={name: cdf(metrics[name][window.counted]) for name in ("ttft_ms", "e2e_ms")}
+        | _gap_cdfs(table, window.counted),
+        ttft=ttft,
+        tpot=tpot,
         flight=flight(scheduled_s, first_s, ended_s),
-        rates=_rates(info, table, scheduled_s, ended_s, edges_s),
-        slowest=_slowest(table, window),
+        rates=_rates(window, scheduled_s, ended_s, edges_s),
+        slowest=_slowest(table, window.scheduled),
     )
 
 
@@ -154,10 +156,11 @@ def cdf(values_ms: Floats, weights: Ints | None = None) -> Cdf:
     )
 
 
-def intervals(start_s: float, end_s: float) -> Floats:
-    """Edges of equal intervals: whole tenths of seconds or rounder, at most INTERVALS_MAX of them."""
+def intervals(start_s: float, end_s: float, num_requests: int) -> Floats:
+    """Edges of equal intervals of a round length: some ten requests each where there are few, INTERVALS_MAX at most."""
     span_s = max(end_s - start_s, 1e-3)
-    width_s = next((w for w in _WIDTHS_S if span_s / w <= INTERVALS_MAX), span_s / INTERVALS_MAX)
+    most = min(INTERVALS_MAX, max(INTERVALS_MIN, num_requests // 10))
+    width_s = next((w for w in _WIDTHS_S if span_s / w <= most), span_s / most)
     return start_s + width_s * np.arange(int(np.ceil(span_s / width_s - 1e-9)) + 1, dtype=np.float64)
 
 
@@ -237,9 +240,9 @@ _PHASES = (
 )
 
 
-def _slowest(table: RecordTable, window: Bools) -> list[WaterfallRow]:
+def _slowest(table: RecordTable, scheduled: Bools) -> list[WaterfallRow]:
     """Longest from scheduled arrival to end, however they ended."""
-    rows = np.flatnonzero(window)
+    rows = np.flatnonzero(scheduled)
     took_ms = table.elapsed_ms("scheduled", "ended")[rows]
     chosen = rows[np.argsort(-took_ms, kind="stable")[:SLOWEST]]
     tokens = output_tokens(table)[chosen]
@@ -278,12 +281,13 @@ def _gap_cdfs(table: RecordTable, rows: Bools) -> dict[str, Cdf]:
     return {"itl_ms": cdf(gaps_ms / tokens, tokens), "chunk_gap_ms": cdf(gaps_ms)}
 
 
-def _rates(info: RunInfo, table: RecordTable, scheduled_s: Floats, ended_s: Floats, edges_s: Floats) -> RateSeries:
+def _rates(window: Window, scheduled_s: Floats, ended_s: Floats, edges_s: Floats) -> RateSeries:
+    info, table = window.info, window.table
     width_s = float(edges_s[1] - edges_s[0])
     tokens = np.zeros(len(edges_s) - 1)
     for instants_ns, counts in table.chunks.instants(table.time_ns("scheduled")):
         tokens += per_interval(_seconds(instants_ns, info), edges_s, counts)
-    met = _attained(info, table)
+    met = attained(window)
     return RateSeries(
         t_s=((edges_s[:-1] + edges_s[1:]) / 2).tolist(),
         interval_s=width_s,
@@ -293,24 +297,6 @@ def _rates(info: RunInfo, table: RecordTable, scheduled_s: Floats, ended_s: Floa
         attained_per_s=None if met is None else (per_interval(scheduled_s[met], edges_s) / width_s).tolist(),
         outcomes=outcome_counts(scheduled_s, table.outcome_codes, OUTCOMES, edges_s),
     )
-
-
-def _in_window(info: RunInfo, table: RecordTable) -> Bools:
-    since_ns = table.time_ns("scheduled") - info.origin_ns
-    found: Bools = (since_ns >= info.window_start_ns) & (since_ns < info.window_end_ns)
-    return found
-
-
-def _attained(info: RunInfo, table: RecordTable) -> Bools | None:
-    """[n] ended well with each of its own values within the limits; an undefined value breaks none."""
-    limits = [limit for limit in info.slo.limits if limit.metric in REQUEST_METRICS]
-    if not info.slo.limits:
-        return None
-    metrics = request_metrics(table)
-    met = table.ok & ~table.will_cancel
-    for limit in limits:
-        met &= ~(metrics[limit.metric] > limit.limit_ms)
-    return met
 
 
 def _seconds(times_ns: Ints, info: RunInfo) -> Floats:

@@ -1,0 +1,79 @@
+"""From files of rows to what is shown: one report a file, their curves, and what they say together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tailrace.cli.bench_text import result_text
+from tailrace.cli.output import note, print_json, printable
+from tailrace.errors import ConfigError
+from tailrace.measure.build import build_report
+from tailrace.measure.combine import combine
+from tailrace.measure.report import BenchResult
+from tailrace.measure.report_page import report_page
+from tailrace.measure.rows import read_rows
+from tailrace.measure.series import RunSeries, run_series
+from tailrace.measure.slo import Slo
+
+
+class Outputs(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a result goes, besides standard output."""
+
+    as_json: bool = False
+    html: str | None = None
+    out: str | None = None
+
+    def check(self) -> None:
+        """Before minutes of measuring: raises ConfigError for a folder that does not exist."""
+        for path in (self.html, self.out):
+            if path is not None:
+                check_writable(path)
+
+
+def check_writable(path: str) -> None:
+    folder = Path(path).expanduser().parent
+    if not folder.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {str(folder)!r}")
+    if Path(path).expanduser().is_dir():
+        raise ConfigError(f"{path} is a folder; name a file")
+
+
+def result_of(paths: Sequence[Path], slo: Slo | None, *, with_curves: bool) -> tuple[BenchResult, list[RunSeries]]:
+    """`slo`: another one than the rows were measured for. Raises ConfigError or InvalidRequest."""
+    reports, curves = [], []
+    for path in paths:
+        info, table = read_rows(path)
+        if slo is not None:
+            info = msgspec.structs.replace(info, slo=slo)
+        reports.append(build_report(info, table))
+        if with_curves:
+            curves.append(run_series(info, table))
+    return combine(reports), curves
+
+
+def show(result: BenchResult, curves: Sequence[RunSeries], outputs: Outputs) -> None:
+    """Raises ConfigError when a file cannot be written."""
+    if outputs.out is not None:
+        _write(outputs.out, msgspec.json.format(msgspec.json.encode(result), indent=1))
+        note(f"JSON: {outputs.out}")
+    if outputs.html is not None:
+        _write(outputs.html, report_page(result, curves).encode("utf-8", "replace"))
+        note(f"page: {outputs.html}")
+    if outputs.as_json:
+        print_json(result)
+    else:
+        print(printable(result_text(result)), flush=True)
+
+
+def holds(result: BenchResult) -> bool:
+    """What `--check` asks: every report is valid and every limit, if there is one, holds."""
+    has_slo = bool(result.reports[0].info.slo.limits)
+    return all(report.is_valid for report in result.reports) and (result.passes is True or not has_slo)
+
+
+def _write(name: str, content: bytes) -> None:
+    try:
+        Path(name).expanduser().write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be written: {error.strerror or error}") from error

@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from tailrace.cli import chat, coldstart, generate, models, serve, tokenize, version
+from tailrace.cli import bench, chat, coldstart, generate, models, report, serve, tokenize, version
 from tailrace.cli import config as config_verb
 from tailrace.errors import TailraceError
 

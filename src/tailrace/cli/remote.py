@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 import msgspec
@@ -15,7 +14,9 @@ import msgspec
 from tailrace.cli.backend import AskOptions, Turn, TurnTimer
 from tailrace.errors import ClientFailed
 from tailrace.request import Message
+from tailrace.wire.chunks import Chunk, Model, Models, Usage, error_message, error_text
 from tailrace.wire.sse import SseParser
+from tailrace.workload.endpoint import base_url
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Of an answer that is not a stream; lists of models and token counts are far smaller."""
@@ -27,64 +28,14 @@ _SILENCE_S = 300.0
 _T = TypeVar("_T")
 
 
-class _Delta(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-    finish_reason: str | None = None
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 class _Count(msgspec.Struct):
     count: int
-
-
-def base_url(text: str) -> str:
-    """`host:port`, `http://host` or `http://host/v1` -> the address without `/v1` and without a slash at its end.
-
-    Raises ClientFailed for anything that is not an HTTP address.
-    """
-    try:
-        parts = urlsplit(text if "://" in text else f"http://{text}")
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid = False
-    if not valid:
-        raise ClientFailed(f"{text} is not an HTTP address; write http://host:port")
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 
 
 class RemoteBackend:
     """Use `connect`."""
 
-    def __init__(self, session: aiohttp.ClientSession, base: str, model: _Model) -> None:
+    def __init__(self, session: aiohttp.ClientSession, base: str, model: Model) -> None:
         self._session = session
         self._base = base
         self.name = model.id
@@ -101,7 +52,7 @@ class RemoteBackend:
         session = aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
         try:
             async with _answer(session, "GET", f"{base}/v1/models") as response:
-                listed = _decode(await _body(response), _Models, f"{base}/v1/models")
+                listed = _decode(await _body(response), Models, f"{base}/v1/models")
             return cls(session, base, _pick(listed.data, model, base))
         except BaseException:
             await session.close()
@@ -118,11 +69,11 @@ class RemoteBackend:
         body |= {name: value for name, value in given.items() if value is not None}
         timer = TurnTimer(on_text)
         reason: str | None = None
-        usage = _Usage()
+        usage = Usage()
         async with _answer(self._session, "POST", f"{self._base}/v1/chat/completions", body) as response:
             async for chunk in _chunks(response):
-                for choice in chunk.choices:
-                    timer.text(choice.delta.content or "")
+                for choice in chunk.choices or ():
+                    timer.text((choice.delta and choice.delta.content) or "")
                     reason = choice.finish_reason or reason
                 usage = chunk.usage or usage
         details = usage.prompt_tokens_details
@@ -153,7 +104,7 @@ class RemoteBackend:
         await self._session.close()
 
 
-def _pick(models: list[_Model], wanted: str | None, base: str) -> _Model:
+def _pick(models: list[Model], wanted: str | None, base: str) -> Model:
     for model in models:
         if wanted is None or model.id == wanted:
             return model
@@ -170,7 +121,7 @@ async def _answer(
         async with session.request(method, url, json=body) as response:
             if response.status != 200:
                 text = (await response.content.read(2_000)).decode("utf-8", "replace")
-                raise ClientFailed(f"{url} answered {response.status}: {_error_text(text)}")
+                raise ClientFailed(f"{url} answered {response.status}: {error_text(text)}")
             yield response
     except TimeoutError as error:
         raise ClientFailed(f"{url} did not answer in time; is it overloaded?") from error
@@ -187,16 +138,16 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
     return bytes(content)
 
 
-async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[_Chunk]:
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[Chunk]:
     """The chunks of a stream up to `[DONE]`. Raises ClientFailed for an error frame or a stream that was cut."""
     parser = SseParser()
     async for part in response.content.iter_any():
         for event in parser.feed(part):
             if event.is_done:
                 return
-            chunk = _decode(event.data.encode(), _Chunk, "the stream")
+            chunk = _decode(event.data.encode(), Chunk, "the stream")
             if chunk.error is not None:
-                raise ClientFailed(f"the stream ended with an error: {_error_message(chunk.error)}")
+                raise ClientFailed(f"the stream ended with an error: {error_message(chunk.error)}")
             yield chunk
     raise ClientFailed("the stream was cut before its end")
 
@@ -206,17 +157,3 @@ def _decode(content: bytes, kind: type[_T], where: str) -> _T:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ClientFailed(f"{where} did not answer as an OpenAI-compatible service: {error}") from error
-
-
-def _error_text(text: str) -> str:
-    try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text.strip()[:300] or "no message"
-    return _error_message(value.get("error", value) if isinstance(value, dict) else value)
-
-
-def _error_message(value: Any) -> str:
-    if isinstance(value, dict) and isinstance(value.get("message"), str):
-        return str(value["message"])
-    return str(value)[:300]

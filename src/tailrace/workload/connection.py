@@ -154,8 +154,8 @@ class Connection(asyncio.Protocol):
             self._exchange.body(self._now_ns, data)
 
     def on_message_complete(self) -> None:
-        if self._status < 200:
-            return  # RFC 9110 15.2: interim; the answer is still to come.
+        if self._status < 200 or self._exchange is None:
+            return  # RFC 9110 15.2: interim, the answer is still to come; or an answer to no question.
         self._is_in_body = False
         self._answered, self._exchange = self._exchange, None
         # An answer that came before the whole request was taken leaves the rest of it in the way of the next one.

@@ -43,6 +43,8 @@ def base_url(text: str) -> str:
         valid = False
     if not valid:
         raise ClientFailed(f"{text} is not an HTTP address; write http://host:port")
+    if "@" in parts.netloc:  # Addresses are written into reports.
+        raise ClientFailed("the address carries a user name or password; give the service's key as an API key instead")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
 

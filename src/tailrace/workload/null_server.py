@@ -25,7 +25,8 @@ TOKENS_MAX = 1_000_000
 _BODY_BYTES_MAX = 64 * 1024 * 1024
 _NS_PER_MS = 1_000_000
 
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n"
+_HEADERS = ("Content-Type: text/event-stream", "Cache-Control: no-cache", "Transfer-Encoding: chunked")
+_HEAD = "\r\n".join(("HTTP/1.1 200 OK", *_HEADERS, "", "")).encode()
 _COMMON = '"id":"null","created":1700000000,"model":"null"'
 _CHAT = (
     f'data: {{{_COMMON},"object":"chat.completion.chunk","written_ns":%d,'
@@ -93,7 +94,7 @@ class _Stream:
     """One answer."""
 
     def __init__(self, transport: asyncio.Transport, num_tokens: int, num_prompt_tokens: int, is_chat: bool) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = transport
         self._num_tokens = num_tokens
         self._left = num_tokens
         self._num_prompt_tokens = num_prompt_tokens

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 from tailrace.clock import NS_PER_MS, monotonic_ns
@@ -284,10 +285,9 @@ class Sender:
 
     def _check_timeouts(self) -> None:
         now_ns = monotonic_ns()
-        while self._active:
-            call = next(iter(self._active))
-            if now_ns - call.scheduled_ns < self._job.timeout_ns:
-                break
+        late = list(takewhile(lambda call: now_ns - call.scheduled_ns >= self._job.timeout_ns, self._active))
+        # Those that wait for their turn first, or they would be sent when the others make room.
+        for call in sorted(late, key=lambda call: call.issued_ns is not None):
             call.leave(Outcome.TIMEOUT, timeout_message(self._job.timeout_ns))
         self._alarm.at(now_ns + _TIMEOUT_CHECK_NS, self._check_timeouts)
 

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from tailrace.cli.backend import AskOptions, Turn
-from tailrace.cli.remote import RemoteBackend, base_url
+from tailrace.cli.remote import RemoteBackend
 from tailrace.errors import ClientFailed
 from tailrace.request import Message
 
@@ -126,22 +126,3 @@ def test_an_address_where_nobody_listens_is_a_client_failure() -> None:
 
     with pytest.raises(ClientFailed, match="cannot be used"):
         asyncio.run(connect())
-
-
-@pytest.mark.parametrize(
-    ("text", "base"),
-    [
-        ("http://h:1", "http://h:1"),
-        ("http://h:1/v1/", "http://h:1"),
-        ("https://h/proxy/v1", "https://h/proxy"),
-        ("h:1", "http://h:1"),
-    ],
-)
-def test_an_address_is_taken_with_and_without_v1(text: str, base: str) -> None:
-    assert base_url(text) == base
-
-
-@pytest.mark.parametrize("text", ["ftp://h", "http://", "http:///v1", "http://[::1"])
-def test_what_is_no_http_address_is_refused(text: str) -> None:
-    with pytest.raises(ClientFailed):
-        base_url(text)

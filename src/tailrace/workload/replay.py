@@ -12,7 +12,8 @@ from tailrace.workload.arrivals import Trace
 from tailrace.workload.definition import Workload
 from tailrace.workload.job import PlanSource
 from tailrace.workload.plan import PlannedSession, PlannedTurn, Segment
-from tailrace.workload.traces import TraceFile, TraceRow, read_trace
+from tailrace.workload.trace_rows import TraceRow
+from tailrace.workload.traces import TraceFile, read_trace
 
 
 class TracePlan:

@@ -6,14 +6,22 @@ from plan_sources import SIMPLE
 from tailrace.errors import ConfigError
 from tailrace.workload.definition import (
     FILE_BYTES_MAX,
+    Cancellation,
+    Cohort,
+    Sampling,
+    SharedPrefix,
+    Workload,
     decode_workload,
     load_workload,
     named_workloads,
     read_workload_text,
 )
+from tailrace.workload.traces import read_trace
 
 NEEDED = ("chat", "rag-shared-prefix", "long-documents", "conversation", "code-completion", "mixed")
 FIXED = ("single-256-128", "prompt-2048", "shared-900-60-48", "own-1000-64", "own-128-512", "mixed-long-short")
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
 
 LAWS = """prompt_tokens = { law = "constant", value = 5 }
 output_tokens = { law = "constant", value = 5 }
@@ -149,3 +157,25 @@ def test_a_file_without_end_or_without_text_is_refused(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load_workload(str(binary))
+
+
+def block(language: str) -> str:
+    return PAGE.partition(f"```{language}\n")[2].partition("```")[0]
+
+
+def test_the_pages_example_is_a_workload_and_shows_every_key() -> None:
+    workload = decode_workload(block("toml"))
+    assert [cohort.name for cohort in workload.cohorts] == ["question", "conversation"]
+    keys = {*Workload.__struct_fields__, *Cohort.__struct_fields__, *SharedPrefix.__struct_fields__}
+    keys |= {*Cancellation.__struct_fields__, *Sampling.__struct_fields__}
+    assert {key for key in keys if key not in block("toml")} == set()
+
+
+def test_the_page_lists_the_packaged_workloads() -> None:
+    assert [name for name in named_workloads() if f"| `{name}` |" not in PAGE] == []
+
+
+def test_the_pages_trace_is_read(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text(block("json"))
+    read = read_trace(str(tmp_path / "trace.jsonl"))
+    assert (read.layout, [len(turns) for turns in read.sessions]) == ("tailrace", [1, 2, 1])

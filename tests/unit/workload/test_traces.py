@@ -197,6 +197,7 @@ def test_the_hash_of_a_replay_is_of_its_rows_and_sampling(trace: Any) -> None:
             '{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": [99999999999999999999]}',
             "line 1: Expected `int`",
         ),
+        ('{"at_s": 1, "prompt_tokens": 5, "output_tokens": 0}', "line 1: prompt_tokens and output_tokens must"),
         ('{"at_s": 1, "prompt_tokens": 5}', "line 1: missing key `output_tokens`"),
         ('{"at_s": 1, "prompt_tokens": 5, "output_tokens": 5, "out": 1}', "line 1: unknown key 'out'; the nearest"),
         ('{"prompt_tokens": 5, "output_tokens": 5}', "line 1: at_s is missing"),

@@ -18,7 +18,7 @@ from tailrace.measure.run_info import RunInfo
 from tailrace.measure.slo import Limit, percentile_name
 from tailrace.measure.statistics import min_samples
 from tailrace.measure.steadiness import judge_steadiness
-from tailrace.measure.table import OUTCOMES, Ints, RecordTable
+from tailrace.measure.table import OUTCOMES, Floats, Ints, RecordTable
 from tailrace.measure.window import Window, window_of
 
 METRICS = (
@@ -147,7 +147,15 @@ def _samples(window: Window) -> Samples:
     rows = rows[order]
     if len(rows) > SAMPLES_MAX:
         rows = rows[np.linspace(0, len(rows) - 1, SAMPLES_MAX).round().astype(np.int64)]
-    ttft, tpot, e2e, stall = ([to_quantile(value) for value in column[rows].tolist()] for column in columns)
+    ttft, tpot, e2e, stall = (_quantiles(column[rows]) for column in columns)
     return Samples(
         scheduled_ms=scheduled_ms[rows].round(6).tolist(), ttft_ms=ttft, tpot_ms=tpot, e2e_ms=e2e, stall_ms=stall
     )
+
+
+def _quantiles(values: Floats) -> list[Quantile]:
+    """`to_quantile` of each."""
+    found: list[Quantile] = values.round(6).tolist()
+    for row in np.flatnonzero(~np.isfinite(values)).tolist():
+        found[row] = to_quantile(float(values[row]))
+    return found

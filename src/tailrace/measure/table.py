@@ -5,6 +5,7 @@ Rows keep the order of the records; nothing that is computed from a table depend
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -245,11 +246,13 @@ def _column(records: list[RequestRecord], value: Callable[[RequestRecord], int])
 
 
 def _optional(records: list[RequestRecord], field: str, largest: int) -> Ints:
-    values = [getattr(record, field) for record in records]
+    values = map(attrgetter(field), records)
     try:
-        column = np.fromiter((_MISSING if value is None else value for value in values), np.int64, len(values))
-    except OverflowError:
-        column = np.array([_MISSING if v is None or 0 <= v <= largest else -1 for v in values], np.int64)
+        column = np.fromiter(values, np.int64, len(records))
+    except (TypeError, OverflowError):  # one of them is None, or larger than it can be
+        values = map(attrgetter(field), records)
+        kept = (_MISSING if v is None else v if abs(v) <= TIME_NS_MAX else -1 for v in values)
+        column = np.fromiter(kept, np.int64, len(records))
     bad = (column != _MISSING) & ((column < 0) | (column > largest))
     if bad.any():
         raise BadRecord(int(bad.argmax()), f"{field} is negative or too large")

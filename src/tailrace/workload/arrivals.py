@@ -14,10 +14,10 @@ import numpy.typing as npt
 from tailrace.clock import NS_PER_S, random_stream
 from tailrace.errors import InvalidRequest
 
-RATE_PER_S_MIN = 1e-6
+RATE_PER_S_MIN = 1e-3
 RATE_PER_S_MAX = 100_000.0
 CLIENTS_MAX = 100_000
-CV_MIN, CV_MAX = 0.01, 100.0
+CV_MIN, CV_MAX = 0.01, 20.0
 SPEED_MIN, SPEED_MAX = 1e-3, 1e3
 ARRIVALS_MAX = 20_000_000
 """Of one run: 160 MB of instants."""

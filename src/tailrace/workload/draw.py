@@ -164,6 +164,12 @@ class OpenPlan(_DrawnPlan):
                 f"about {expected:,.0f} arrivals are more than {ARRIVALS_MAX:,}: take a lower rate or a shorter run",
                 param="arrivals",
             )
+        if source.num_requests is not None and source.num_requests / law.rate_per_s > DURATION_S_MAX:
+            raise InvalidRequest(
+                f"{source.num_requests:,} requests at {law.rate_per_s:g} a second take longer than "
+                f"{DURATION_S_MAX:g} s: take a higher rate or fewer",
+                param="requests",
+            )
         self._first = self._schedule.first_at_or_after(self.window_start_ns)
         if source.num_requests is not None:
             self._end_ns = self._schedule.instant_ns(self._first + source.num_requests - 1) + 1

@@ -179,3 +179,12 @@ def test_the_pages_trace_is_read(tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text(block("json"))
     read = read_trace(str(tmp_path / "trace.jsonl"))
     assert (read.layout, [len(turns) for turns in read.sessions]) == ("tailrace", [1, 2, 1])
+
+
+@pytest.mark.parametrize("name", named_workloads())
+def test_a_packaged_prompt_has_room_for_a_chat_template_and_its_own_start(name: str) -> None:
+    """30 tokens of template (SmolLM2's with its default system text) and 8 words of salt."""
+    for cohort in load_workload(name).cohorts:
+        law = cohort.prompt_tokens
+        prefix = 0 if cohort.shared_prefix is None else cohort.shared_prefix.tokens.quantile(1e-9)
+        assert prefix + law.clip(law.quantile(1e-9)) >= 38

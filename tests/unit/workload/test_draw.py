@@ -241,6 +241,7 @@ def test_the_schedules_hash_is_that_of_the_load_and_not_of_the_run() -> None:
         ({"warmup_s": 1e9}, "--warmup 1e+09"),
         ({"duration_s": None, "num_requests": 0}, "--requests 0"),
         ({"arrivals": "poisson:100000", "duration_s": 100_000.0}, "lower rate or a shorter run"),
+        ({"arrivals": "poisson:0.001", "duration_s": None, "num_requests": 10_000_000}, "higher rate or fewer"),
         ({"arrivals": "lots"}, "--arrivals 'lots'"),
     ],
 )

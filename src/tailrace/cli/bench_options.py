@@ -38,7 +38,9 @@ TOKENIZER: Any = typer.Option(
 )
 EXTRA_BODY: Any = typer.Option(None, "--extra-body", metavar="JSON", help="Fields added to each request.")
 NO_CALIBRATE: Any = typer.Option(
-    False, "--no-calibrate", help="Leave the null server out; then the client cannot fully judge itself."
+    False,
+    "--no-calibrate",
+    help="Leave the null server out: the client cannot judge itself then, and no limit can be claimed.",
 )
 HTML: Any = typer.Option(None, "--html", metavar="FILE", help="Write a page that needs no network.")
 OUT: Any = typer.Option(None, "--out", metavar="FILE", help="Write the JSON to a file.")

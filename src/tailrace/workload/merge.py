@@ -8,11 +8,18 @@ import msgspec
 import numpy as np
 
 from tailrace.errors import ConfigError
+from tailrace.measure.record import Outcome
 from tailrace.measure.table import Ints
 
 
 class _Scheduled(msgspec.Struct):
     scheduled_ns: int
+
+
+class _Ended(msgspec.Struct):
+    scheduled_ns: int
+    outcome: Outcome
+    will_cancel: bool = False
 
 
 def merged_lines(rows_paths: Sequence[str]) -> Iterator[bytes]:
@@ -25,6 +32,13 @@ def merged_lines(rows_paths: Sequence[str]) -> Iterator[bytes]:
                 yield maps[files[row]][starts[row] : ends[row]]
     except OSError as error:
         raise ConfigError(f"the rows of a sender cannot be read: {error.strerror or error}") from error
+
+
+def first_unfinished_ns(rows_paths: Sequence[str]) -> int | None:
+    """Scheduled instant of the first request that was cancelled against the workload's plan: by a stop of the run."""
+    decode = msgspec.json.Decoder(_Ended).decode
+    ended = (decode(line) for line in merged_lines(rows_paths))
+    return next((e.scheduled_ns for e in ended if e.outcome is Outcome.CANCELLED and not e.will_cancel), None)
 
 
 def _mapped(stack: ExitStack, path: str) -> mmap.mmap | bytes:

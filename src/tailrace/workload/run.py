@@ -25,7 +25,7 @@ from tailrace.workload.endpoint import Connected, connect, count_prompt_tokens
 from tailrace.workload.job import Endpoint, Progress, Realisation, SendJob
 from tailrace.workload.live import LiveNumbers
 from tailrace.workload.machine_facts import machine_facts
-from tailrace.workload.merge import merged_lines
+from tailrace.workload.merge import first_unfinished_ns, merged_lines
 from tailrace.workload.plan import Plan
 from tailrace.workload.realise import calibrate
 from tailrace.workload.request import BenchRequest
@@ -152,7 +152,7 @@ class _Run:
         name, workload_sha256 = _identity(self._workload, plan, request)
         notes = [note for note in (realisation.note, *self._notes) if note]
         if result.was_stopped:
-            notes.insert(0, "interrupted: the window was cut where the run was stopped")
+            notes.insert(0, "interrupted: the window ends before the first request that had not ended then")
         return RunInfo(
             run_id=request.run_id,
             started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -167,7 +167,7 @@ class _Run:
             slo=request.slo,
             origin_ns=result.origin_ns,
             window_start_ns=plan.window_start_ns,
-            window_end_ns=max(result.window_end_ns, plan.window_start_ns),
+            window_end_ns=max(self._window_end_ns(result), plan.window_start_ns),
             timeout_ns=round(request.timeout_s * NS_PER_S),
             offered_per_s=plan.offered_per_s,
             num_clients=plan.num_clients,
@@ -179,6 +179,15 @@ class _Run:
             machine=machine_facts(),
             notes=notes,
         )
+
+    def _window_end_ns(self, result: SendResult) -> int:
+        """Of a run that was stopped: before the first request that the stop cut off, so that each one in the window
+        has ended by itself."""
+        if not result.was_stopped:
+            return result.window_end_ns
+        cut_off = first_unfinished_ns(result.rows_paths)
+        last = monotonic_ns() if cut_off is None else cut_off
+        return min(result.window_end_ns, last - result.origin_ns)
 
     def _phase(self, text: str) -> None:
         self._check_stopped()

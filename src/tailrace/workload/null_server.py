@@ -2,12 +2,14 @@
 
 `python -m tailrace.workload.null_server [--port 0] [--pace-ms 10]`: an own process, one line on stdout with its
 address. Each request is answered at once with `max_tokens` chunks of one token, the first at once and each other one
-pace later. A chunk carries in `written_ns` the monotonic instant at which it was written. It ends with its stdin.
+pace later. A chunk carries in `written_ns` the monotonic instant at which it was written. It ends with its stdin, and
+then prints what it served as one JSON object.
 """
 
 import argparse
 import asyncio
 import os
+import stat
 import sys
 import time
 from collections import deque
@@ -20,14 +22,15 @@ import uvloop
 from tailrace.wire.sse import DONE
 from tailrace.workload.alarm import Alarm
 
-MODEL = "null"
+MODEL = "null-model"
+"""Tools that read YAML take a bare `null` for nothing."""
 TOKENS_MAX = 1_000_000
 _BODY_BYTES_MAX = 64 * 1024 * 1024
 _NS_PER_MS = 1_000_000
 
 _HEADERS = ("Content-Type: text/event-stream", "Cache-Control: no-cache", "Transfer-Encoding: chunked")
 _HEAD = "\r\n".join(("HTTP/1.1 200 OK", *_HEADERS, "", "")).encode()
-_COMMON = '"id":"null","created":1700000000,"model":"null"'
+_COMMON = '"id":"null","created":1700000000,"model":"null-model"'
 _CHAT = (
     f'data: {{{_COMMON},"object":"chat.completion.chunk","written_ns":%d,'
     '"choices":[{"index":0,"delta":{"content":"word "},"finish_reason":null}]}\n\n'
@@ -68,9 +71,13 @@ class Pacer:
         self._alarm = Alarm(loop)
         self._pace_ns = pace_ns
         self._due: deque[tuple[int, _Stream]] = deque()
+        self.num_streams = 0
+        self.num_chunks = 0
 
     def start(self, stream: "_Stream") -> None:
         now_ns = time.monotonic_ns()
+        self.num_streams += 1
+        self.num_chunks += 1
         if stream.write_chunk():
             self._queue(now_ns + self._pace_ns, stream)
 
@@ -83,6 +90,7 @@ class Pacer:
         now_ns = time.monotonic_ns()
         while self._due and self._due[0][0] <= now_ns:
             due_ns, stream = self._due.popleft()
+            self.num_chunks += 1
             if stream.write_chunk():
                 # From the instant it was due: a late server does not slow the pace down.
                 self._due.append((due_ns + self._pace_ns, stream))
@@ -180,15 +188,17 @@ class NullProtocol(asyncio.Protocol):
 
 
 async def serve(port: int, pace_ms: float) -> int:
-    """Serves until stdin ends."""
+    """Serves until stdin ends; where that is no pipe, until the process is ended."""
     loop = asyncio.get_running_loop()
     pacer = Pacer(loop, round(pace_ms * _NS_PER_MS))
     server = await loop.create_server(lambda: NullProtocol(pacer), "127.0.0.1", port, backlog=4_096)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     over = asyncio.Event()
-    await loop.connect_read_pipe(lambda: _UntilEnd(over), os.fdopen(os.dup(0), "rb"))
+    if stat.S_ISFIFO(os.fstat(0).st_mode):
+        await loop.connect_read_pipe(lambda: _UntilEnd(over), os.fdopen(os.dup(0), "rb"))
     await over.wait()
     server.close()
+    print(msgspec.json.encode({"num_streams": pacer.num_streams, "num_chunks": pacer.num_chunks}).decode(), flush=True)
     return 0
 
 

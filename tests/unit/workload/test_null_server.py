@@ -29,7 +29,7 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def test_it_lists_its_model(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["null"]
+    assert [model.id for model in client.models.list()] == ["null-model"]
 
 
 def test_a_chat_has_as_many_chunks_as_tokens_and_each_says_when_it_was_written(client: openai.OpenAI) -> None:
@@ -37,7 +37,7 @@ def test_a_chat_has_as_many_chunks_as_tokens_and_each_says_when_it_was_written(c
     messages: Any = [{"role": "user", "content": "hello"}]
     chunks = [
         json.loads(chunk.model_dump_json())
-        for chunk in client.chat.completions.create(model="null", messages=messages, max_tokens=5, stream=True)
+        for chunk in client.chat.completions.create(model="null-model", messages=messages, max_tokens=5, stream=True)
     ]
     written = [chunk["written_ns"] for chunk in chunks if "written_ns" in chunk]
     assert len(written) == 5
@@ -50,13 +50,13 @@ def test_a_chat_has_as_many_chunks_as_tokens_and_each_says_when_it_was_written(c
 
 
 def test_a_completion_streams_or_comes_whole(client: openai.OpenAI) -> None:
-    streamed = list(client.completions.create(model="null", prompt="a", max_tokens=3, stream=True))
+    streamed = list(client.completions.create(model="null-model", prompt="a", max_tokens=3, stream=True))
     assert "".join(chunk.choices[0].text for chunk in streamed if chunk.choices) == "word " * 3
-    whole = client.completions.create(model="null", prompt="a", max_tokens=3)
+    whole = client.completions.create(model="null-model", prompt="a", max_tokens=3)
     assert whole.usage is not None
     assert (whole.choices[0].text, whole.usage.completion_tokens) == ("word " * 3, 3)
 
 
 def test_a_body_that_is_no_json_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(model="null", messages=[], max_tokens="many")  # type: ignore[call-overload]
+        client.chat.completions.create(model="null-model", messages=[], max_tokens="many")  # type: ignore[call-overload]

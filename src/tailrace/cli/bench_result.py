@@ -55,10 +55,10 @@ def result_of(paths: Sequence[Path], slo: Slo | None, *, with_curves: bool) -> t
 def show(result: BenchResult, curves: Sequence[RunSeries], outputs: Outputs) -> None:
     """Raises ConfigError when a file cannot be written."""
     if outputs.out is not None:
-        _write(outputs.out, msgspec.json.format(msgspec.json.encode(result), indent=1))
+        write_file(outputs.out, msgspec.json.format(msgspec.json.encode(result), indent=1))
         note(f"JSON: {outputs.out}")
     if outputs.html is not None:
-        _write(outputs.html, report_page(result, curves).encode("utf-8", "replace"))
+        write_file(outputs.html, report_page(result, curves).encode("utf-8", "replace"))
         note(f"page: {outputs.html}")
     if outputs.as_json:
         print_json(result)
@@ -72,7 +72,7 @@ def holds(result: BenchResult) -> bool:
     return all(report.is_valid for report in result.reports) and (result.passes is True or not has_slo)
 
 
-def _write(name: str, content: bytes) -> None:
+def write_file(name: str, content: bytes) -> None:
     try:
         Path(name).expanduser().write_bytes(content)
     except OSError as error:

@@ -8,7 +8,7 @@ import traceback
 
 import typer
 
-from tailrace.cli import bench, chat, coldstart, generate, models, report, serve, tokenize, version
+from tailrace.cli import bench, chat, coldstart, compare, generate, models, report, saturate, serve, tokenize, version
 from tailrace.cli import config as config_verb
 from tailrace.errors import TailraceError
 
@@ -43,7 +43,9 @@ def options(
 app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("bench", epilog=bench.EPILOG)(bench.bench)
+app.command("saturate", epilog=saturate.EPILOG)(saturate.saturate)
 app.command("report", epilog=report.EPILOG)(report.report)
+app.command("compare", epilog=compare.EPILOG)(compare.compare)
 app.command("chat", epilog=chat.EPILOG)(chat.chat)
 app.command("tokenize", epilog=tokenize.EPILOG)(tokenize.tokenize)
 app.add_typer(models.app, name="models")

@@ -8,7 +8,7 @@ import msgspec
 from tailrace.measure import page
 from tailrace.measure.plots import report_figures
 from tailrace.measure.report import BenchResult, Distribution, LimitResult, Quantile, Report, Verdict
-from tailrace.measure.run_info import ClientStats, Lag
+from tailrace.measure.run_info import ClientStats, Lag, RunInfo
 from tailrace.measure.series import RunSeries
 
 _CHECKS = {
@@ -165,7 +165,7 @@ def _after(report: Report) -> str:
         parts += ["<h2>What went wrong</h2>", page.table(["requests", "message"], rows, frozenset({0}))]
     if report.info.client is not None:
         parts += ["<h2>The client's own part</h2>", _client(report.info.client, report)]
-    parts += ["<h2>Identity of the run</h2>", _identity(report)]
+    parts += ["<h2>Identity of the run</h2>", identity(report.info)]
     return "".join(parts)
 
 
@@ -228,18 +228,18 @@ def _lag(lag: Lag) -> str:
     return f"{number(lag.p50_ms)} / {number(lag.p99_ms)} / {number(lag.max_ms)} ms"
 
 
-def _identity(report: Report) -> str:
+def identity(info: RunInfo) -> str:
     """All of RunInfo but the schedule's gaps, which are many, and the client, which has its own table."""
-    fields: dict[str, Any] = msgspec.to_builtins(report.info)
+    fields: dict[str, Any] = msgspec.to_builtins(info)
     for name in ("scheduled_gaps_ns", "client", "notes", "slo"):
         fields.pop(name, None)
-    rows = [["slo", str(report.info.slo) or "none"]]
+    rows = [["slo", str(info.slo) or "none"]]
     for name, value in fields.items():
         if isinstance(value, dict):
             rows += [[f"{name}: {key}", _plain(part)] for key, part in value.items()]
         else:
             rows.append([name, _plain(value)])
-    notes = "".join(f"<p>{page.text(note)}</p>" for note in report.info.notes)
+    notes = "".join(f"<p>{page.text(note)}</p>" for note in info.notes)
     return notes + page.table(["", ""], rows)
 
 

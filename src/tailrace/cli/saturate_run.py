@@ -1,0 +1,142 @@
+"""Drives the search of `measure.saturation` with real runs, and shows what it found."""
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from tailrace.cli.bench_progress import display
+from tailrace.cli.bench_result import Outputs, write_file
+from tailrace.cli.bench_run import Flags, make_request, requests_needed, run_once, say_too_short
+from tailrace.cli.bench_text import count, milliseconds, rate, ratio
+from tailrace.cli.output import note, print_json, printable, table
+from tailrace.errors import ConfigError
+from tailrace.measure.build import build_report
+from tailrace.measure.rows import read_rows
+from tailrace.measure.run_info import RunInfo
+from tailrace.measure.run_summary import RunVerdict, judge
+from tailrace.measure.saturation import Probe, SaturationSearch, SaturationSettings
+from tailrace.measure.saturation_page import SaturationReport, bracket, saturation_page
+from tailrace.measure.saturation_result import ProbeResult
+from tailrace.measure.slo import parse_slo
+from tailrace.workload.request import BenchRequest
+
+LAWS = ("poisson", "constant")
+REQUESTS_MIN = 200
+MARGIN_RATIO = 1.5
+"""More requests than a bound needs at least, so that a single slow one does not fail a run."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    report: SaturationReport | None
+    """None: interrupted before the first run had ended."""
+    was_interrupted: bool
+
+
+def parse_law(text: str) -> str:
+    if text not in LAWS:
+        raise ConfigError(f"--law {text}: write {' or '.join(LAWS)}", param="law")
+    return text
+
+
+def requests_per_run(slo: str, requests: int | None, duration: float | None) -> int | None:
+    """None: by time. Raises InvalidRequest for a wrong SLO, ConfigError for an empty one."""
+    limits = parse_slo(slo)
+    if not limits.limits:
+        raise ConfigError("--slo is empty: without limits every rate passes", param="slo")
+    if requests is not None or duration is not None:
+        return requests
+    return max(REQUESTS_MIN, round(MARGIN_RATIO * requests_needed(limits)))
+
+
+def search(flags: Flags, law: str, settings: SaturationSettings) -> Found:
+    """Raises what a run raises (`workload.run.measure`)."""
+    request = make_request(flags)
+    say_too_short(request)
+    steps = SaturationSearch(settings, flags.seed)
+    first: RunInfo | None = None
+    while isinstance(probe := steps.next_probe(), Probe):
+        info, verdict = _run(request, law, probe)
+        if info is None or verdict is None:
+            note("interrupted: the run under way is left out")
+            break
+        first = first or info
+        steps.record(probe, verdict)
+        note(probe_line(probe, verdict))
+    report = None if first is None else SaturationReport(info=first, result=steps.result())
+    return Found(report=report, was_interrupted=isinstance(steps.next_probe(), Probe))
+
+
+def probe_request(request: BenchRequest, law: str, probe: Probe) -> BenchRequest:
+    """A fresh run: other text, another draw."""
+    return msgspec.structs.replace(
+        request,
+        arrivals=f"{law}:{probe.rate_per_s:g}",
+        run_id=f"{request.run_id}-{probe.number}",
+        seed=request.seed + probe.number,
+    )
+
+
+def probe_line(probe: Probe, verdict: RunVerdict) -> str:
+    s = verdict.summary
+    why = f": {verdict.reasons[0]}" if verdict.reasons and verdict.outcome != "pass" else ""
+    return (
+        f"{probe.rate_per_s:g}/s ({probe.purpose}): {verdict.outcome.value}, {s.steadiness}; TTFT p99 "
+        f"{milliseconds(s.ttft_ms_p99)} ms, goodput {rate(s.goodput_per_s)}/s, {count(s.num_errors)} errors{why}"
+    )
+
+
+def show(report: SaturationReport, outputs: Outputs) -> None:
+    """Raises ConfigError when a file cannot be written."""
+    if outputs.out is not None:
+        write_file(outputs.out, msgspec.json.format(msgspec.json.encode(report), indent=1))
+        note(f"JSON: {outputs.out}")
+    if outputs.html is not None:
+        write_file(outputs.html, saturation_page(report).encode("utf-8", "replace"))
+        note(f"page: {outputs.html}")
+    if outputs.as_json:
+        print_json(report)
+    else:
+        print(printable(report_text(report)), flush=True)
+
+
+def report_text(report: SaturationReport) -> str:
+    result, info = report.result, report.info
+    header = ["rate/s", "runs", "passed", "steady", "attained", "TTFT p95", "TTFT p99", "goodput/s", "errors"]
+    header += ["queue age p99"]
+    rows = []
+    for each in result.rates:
+        runs = [p for p in result.probes if p.rate_per_s == each.rate_per_s]
+        mark = {result.last_pass_per_s: " <", result.first_fail_per_s: " >"}.get(each.rate_per_s, "")
+        counts = (each.num_runs, each.num_passed, each.num_steady)
+        rows.append([f"{each.rate_per_s:g}{mark}", *map(count, counts), ratio(each.attainment_ratio), *_middle(runs)])
+    parts = [
+        f"{info.workload} at {info.url}, {info.slo}",
+        bracket(result),
+        "\n".join(f"  {reason}" for reason in result.reasons),
+        table(header, rows, right=frozenset(range(1, len(header)))) if rows else "",
+        "medians of the runs at each rate; < last that passes, > first that fails" if rows else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _middle(runs: list[ProbeResult]) -> list[str]:
+    """The run in the middle by TTFT p99, whole: its numbers belong together."""
+
+    def ttft(run: ProbeResult) -> float:
+        value = run.summary.ttft_ms_p99
+        return float("inf") if value is None else float(value)
+
+    s = sorted(runs, key=ttft)[(len(runs) - 1) // 2].summary
+    times = [milliseconds(s.ttft_ms_p95), milliseconds(s.ttft_ms_p99)]
+    return [*times, rate(s.goodput_per_s), count(s.num_errors), milliseconds(s.queue_age_ms_p99)]
+
+
+def _run(request: BenchRequest, law: str, probe: Probe) -> tuple[RunInfo | None, RunVerdict | None]:
+    fresh = probe_request(request, law, probe)
+    with tempfile.TemporaryDirectory(prefix="tailrace-rows-") as folder, display(f"{fresh.arrivals}") as shown:
+        path = Path(folder) / "rows.jsonl"
+        info, was_interrupted = run_once(fresh, path, shown.show, None)
+        if info is None or was_interrupted:
+            return None, None
+        return info, judge(build_report(*read_rows(path)))

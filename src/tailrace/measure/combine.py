@@ -25,6 +25,7 @@ from tailrace.measure.statistics import Floats
 RATIOS_ALWAYS = (0.5, 0.95, 0.99)
 SAMPLES_A_REPORT_MAX = 20_000
 """As `report.Samples` promises; a file with more was not written by tailrace."""
+WINDOW_S_MAX = 1e9
 
 
 def combine(reports: Sequence[Report], *, seed: int = 0, num_resamples: int = NUM_RESAMPLES) -> BenchResult:
@@ -193,8 +194,8 @@ def _column(report: Report, name: str, metric: str) -> Floats:
 
 
 def _window_ms(report: Report) -> float:
-    if not report.window_s > 0:
-        raise InvalidRequest(f"run {report.info.run_id}: its window has no length")
+    if not 0 < report.window_s <= WINDOW_S_MAX:
+        raise InvalidRequest(f"run {report.info.run_id}: its window of {report.window_s:g} s has no sensible length")
     return report.window_s * 1000
 
 

@@ -140,7 +140,7 @@ def test_columns_of_unequal_length_and_an_empty_window_are_refused() -> None:
     broken = msgspec.structs.replace(good, samples=msgspec.structs.replace(good.samples, ttft_ms=[1.0]))
     with pytest.raises(InvalidRequest, match="samples of ttft_ms are 1 for 1500"):
         combine([broken])
-    with pytest.raises(InvalidRequest, match="no length"):
+    with pytest.raises(InvalidRequest, match="no sensible length"):
         combine([msgspec.structs.replace(good, window_s=0.0)])
 
 

@@ -5,10 +5,12 @@ the moment its last one ended. Either way load goes on, by the same law, until `
 `on_window_done`. Latency counts from the scheduled instant, so waiting for `num_in_flight_max` is in it.
 
 A conversation goes on after a turn that ended well and is given up otherwise: there is no answer to go on from. A
-client of a closed loop that met no service at all waits `UNREACHABLE_PAUSE_NS` before its next session.
+client of a closed loop whose request was turned away or failed at once waits `FAILED_PAUSE_NS` before its next
+session: without it, a service that is down would be asked thousands of times a second.
 """
 
 import asyncio
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +29,10 @@ from tailrace.workload.rows_out import RowsOut
 from tailrace.workload.self_check import CpuWatch, GcWatch, LoopTicker, thinned
 from tailrace.workload.window import ShardWindow
 
-UNREACHABLE_PAUSE_NS = 100 * NS_PER_MS
+FAILED_PAUSE_NS = 100 * NS_PER_MS
+_PAUSES = frozenset(
+    {Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.REJECTED, Outcome.FAILED, Outcome.MALFORMED, Outcome.EMPTY}
+)
 _CALM_NS = NS_PER_MS
 """Requests are made ahead when the next arrival is at least so far off: longer than making one takes."""
 _TIMEOUT_CHECK_NS = 10 * NS_PER_MS
@@ -77,7 +82,7 @@ class Sender:
         self._ttft_ms: list[float] = []
         self._tpot_ms: list[float] = []
         self._num_output_tokens = 0
-        self._chunk_lags_ns: list[int] = []
+        self._chunk_lags_ns = array("q")
 
     async def prepare(self) -> None:
         """Looks the service's name up and makes the first requests. Raises ClientFailed."""
@@ -265,8 +270,8 @@ class Sender:
             # Not within the call of the connection that just ended: its own work comes first.
             self._loop.call_soon(self._think, caller, call.ended_ns + caller.turn.think_ns)
         elif caller.client is not None:
-            if call.outcome is Outcome.UNREACHABLE:
-                free_ns = call.ended_ns + UNREACHABLE_PAUSE_NS
+            if call.outcome in _PAUSES:
+                free_ns = call.ended_ns + FAILED_PAUSE_NS
                 self._alarm.at(free_ns, partial(self._begin_session, caller.client, free_ns))
             else:
                 self._loop.call_soon(self._begin_session, caller.client, call.ended_ns)

@@ -78,10 +78,11 @@ class Answer:
 
     @property
     def num_tokens_seen(self) -> int:
-        """As far as known while the stream runs."""
-        if self.running_totals and len(self.running_totals) == len(self.times_ns):
-            return self.running_totals[-1]
-        return len(self.times_ns)
+        """As far as known while the stream runs: the server's count, where it keeps one, or one a chunk."""
+        num_chunks = len(self.times_ns)
+        if self.running_totals and len(self.running_totals) == num_chunks:
+            return max(self.running_totals[-1], num_chunks)
+        return num_chunks
 
     @property
     def answer_text(self) -> str:

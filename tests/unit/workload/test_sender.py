@@ -28,7 +28,7 @@ from scripted_server import (
 
 from tailrace.measure.record import Outcome, RequestRecord, TokenCount
 from tailrace.workload.connection import QUIET_BYTES_MAX
-from tailrace.workload.sender import Sender
+from tailrace.workload.sender import FAILED_PAUSE_NS, Sender
 
 
 def one_answer(data: bytes, *, close: bool = False, **options: object) -> RequestRecord:
@@ -129,6 +129,27 @@ def test_no_listener_is_unreachable() -> None:
     assert record.issued_ns is not None
 
 
+def test_a_client_that_is_turned_away_pauses_before_its_next_session() -> None:
+    async def run() -> Sent:
+        async with scripted(always(plain(429, b"later"))) as server:
+            return await send(ListedPlan([session(f"s{i}", at_ns=None) for i in range(3)], num_clients=1), server.url)
+
+    records = asyncio.run(run()).records
+    assert [record.outcome for record in records] == [Outcome.REFUSED] * 3
+    for before, after in pairwise(records):
+        assert after.scheduled_ns == before.ended_ns + FAILED_PAUSE_NS
+
+
+def test_a_service_that_does_not_speak_tls_is_unreachable_by_https() -> None:
+    async def run() -> Sent:
+        async with scripted(always(plain(200, b""))) as server:
+            return await send(ListedPlan([session("a")]), server.url.replace("http:", "https:"))
+
+    record = asyncio.run(run()).only
+    assert (record.outcome, record.connected_ns) == (Outcome.UNREACHABLE, None)
+    assert record.message
+
+
 def test_a_silent_server_ends_in_a_timeout_that_counts_from_the_schedule() -> None:
     record = one_answer(b"", timeout_ns=50_000_000)
     assert record.outcome is Outcome.TIMEOUT
@@ -136,8 +157,9 @@ def test_a_silent_server_ends_in_a_timeout_that_counts_from_the_schedule() -> No
 
 
 def test_a_finished_stream_on_an_open_body_is_no_timeout() -> None:
-    record = one_answer(STREAM_HEAD + http_chunk(GOOD), timeout_ns=50_000_000)
-    assert record.outcome is Outcome.OK
+    record = one_answer(STREAM_HEAD + http_chunk(GOOD), timeout_ns=3 * NS_PER_S)
+    assert (record.outcome, record.message) == (Outcome.OK, "")
+    assert record.ended_ns - record.scheduled_ns >= 3 * NS_PER_S
 
 
 def test_a_kept_connection_serves_the_next_request() -> None:

@@ -109,6 +109,12 @@ def test_usage_in_every_chunk_gives_exact_tokens_of_chunks() -> None:
     assert (counts.tokens, counts.source) == ([2, 1, 4], TokenCount.SERVER)
 
 
+def test_a_count_that_stands_still_does_not_hide_chunks() -> None:
+    first = event(choices=[{"delta": {"content": "a"}}], usage={"completion_tokens": 1})
+    answer = read(first, words("b", "c"), DONE)
+    assert answer.num_tokens_seen == 3
+
+
 def test_lag_is_receipt_against_the_instant_in_the_chunk() -> None:
     answer = Answer()
     answer.begin(200, "text/event-stream")

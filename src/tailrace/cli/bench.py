@@ -9,7 +9,7 @@ EPILOG = """\b
 Examples:
   tailrace bench http://127.0.0.1:8000
   tailrace bench URL -w chat --arrivals poisson:4 --requests 1000 --slo 'ttft_ms_p99<=500, tpot_ms_p99<=60'
-  tailrace bench URL -w rag --arrivals closed:64 --duration 120 --rows run.jsonl.gz --html run.html
+  tailrace bench URL -w rag-shared-prefix --arrivals closed:64 --duration 120 --rows run.jsonl.gz --html run.html
   tailrace bench URL --arrivals poisson:4 --requests 1000 --slo 'ttft_ms_p99<=500' --repeats 5 --check
 \b
 Arrivals:

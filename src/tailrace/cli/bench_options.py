@@ -12,7 +12,9 @@ WORKLOAD: Any = typer.Option(
 )  # fmt: skip
 SLO: Any = typer.Option(None, "--slo", metavar="LIMITS", help="Such as 'ttft_ms_p99<=500, tpot_ms_p99<=60'.")
 WARMUP: Any = typer.Option(5.0, "--warmup", metavar="SECONDS", min=0.0, help="Load before the window, not reported.")
-SEED: Any = typer.Option(0, "--seed", min=0, help="Same seed, same schedule and lengths; the text is always new.")
+SEED: Any = typer.Option(
+    0, "--seed", min=0, max=2**53, help="Same seed, same schedule and lengths; the text is always new."
+)
 SENDERS: Any = typer.Option(
     "auto", "--senders", metavar="auto|N", help="Client processes; auto takes as many as the schedule needs."
 )

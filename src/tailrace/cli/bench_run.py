@@ -24,6 +24,8 @@ from tailrace.workload.request import BenchRequest, new_run_id, repeat
 from tailrace.workload.run import Show, measure
 from tailrace.workload.second_count import Recount, recount_with
 
+TIMEOUT_S_MAX = 18 * 3600.0
+"""Rows keep no longer gaps."""
 DURATION_S = 60.0
 """Where neither a duration nor a number of requests is given."""
 
@@ -61,6 +63,9 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_request(flags: Flags) -> BenchRequest:
     """Checks everything that can be checked before anything is sent. Raises ConfigError or InvalidRequest."""
+    _check_address(flags.url)
+    if not 0 < flags.timeout <= TIMEOUT_S_MAX:
+        raise ConfigError(f"--timeout {flags.timeout:g}: at most {TIMEOUT_S_MAX:g} s", param="timeout")
     text = read_workload_text(flags.workload)
     decode_workload(text, flags.workload)
     duration = flags.duration
@@ -94,6 +99,12 @@ def make_request(flags: Flags) -> BenchRequest:
     )
     draw_plan(request.source())
     return request
+
+
+def _check_address(url: str) -> None:
+    """Raises ConfigError for one with a password: addresses are shown and kept, secrets are not."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ConfigError("the address holds a user or password; give it as --api-key or --header", param="url")
 
 
 def requests_needed(slo: Slo) -> int:

@@ -162,8 +162,7 @@ def _rates(report: Report) -> str:
         tokens = "" if goodput.output_tokens_per_s is None else f", {rate(goodput.output_tokens_per_s)} tokens/s"
         met = f"{count(goodput.num_attained)} of {count(goodput.num)} ({ratio(goodput.attainment_ratio)}) met the SLO"
         rows.append(["goodput", f"{rate(goodput.per_s)} requests/s{tokens}: {met}"])
-    little = report.little
-    rows.append(["in flight", f"{little.in_flight_mean:.1f} on average (Little's law differs by {_little(report)})"])
+    rows.append(["in flight", f"{report.little.in_flight_mean:.1f} on average{_little(report)}"])
     cache = report.cache
     if cache.num_prompt_tokens and (cache.num_declared_tokens or cache.num_cached_tokens is not None):
         seen = (
@@ -175,7 +174,8 @@ def _rates(report: Report) -> str:
 
 
 def _little(report: Report) -> str:
-    return ratio(report.little.difference_ratio)
+    difference = report.little.difference_ratio
+    return "" if difference is None else f" (Little's law differs by {ratio(difference)})"
 
 
 def _joined(**rates: float | None) -> str:

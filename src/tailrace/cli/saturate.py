@@ -8,7 +8,7 @@ from tailrace.cli import options
 EPILOG = """\b
 Examples:
   tailrace saturate URL --slo 'ttft_ms_p99<=500, tpot_ms_p99<=60'
-  tailrace saturate URL -w rag --slo 'ttft_ms_p95<=300' --start 4 --resolution 1.05 --html saturation.html
+  tailrace saturate URL -w rag-shared-prefix --slo 'ttft_ms_p95<=300' --start 4 --resolution 1.05 --html saturation.html
 \b
 Doubles the rate until a run fails, bisects on its logarithm, then makes fresh runs at both ends in random order.
 A run passes when it is valid and steady and the bound of each percentile is within its limit.

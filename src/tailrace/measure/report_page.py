@@ -40,7 +40,7 @@ def report_page(result: BenchResult, series: Sequence[RunSeries]) -> str:
     first = result.reports[0].info
     head = (
         f'<p class="soft">{page.text(first.model)} at {page.text(first.url)} ({page.text(first.api)}), '
-        f"started {page.text(first.started_at)}</p>{_answer(result)}"
+        f"started {page.text(first.started_at)}</p>{_answer(result)}{_intervals(result)}"
     )
     sections = [
         page.Section(
@@ -86,6 +86,25 @@ def _answer(result: BenchResult) -> str:
         tone, words = "bad", f"{limits} does not hold."
     reasons = "".join(f"<li>{page.text(reason)}</li>" for reason in result.reasons)
     return f'<div class="answer {tone}">{page.text(words)}{f"<ul>{reasons}</ul>" if reasons else ""}</div>'
+
+
+def _intervals(result: BenchResult) -> str:
+    """Over all runs, where there are several: one run has its bounds."""
+    if len(result.reports) < 2:
+        return ""
+    rows = [
+        [
+            name,
+            quantile(v.low_ms),
+            quantile(v.high_ms),
+            f"{v.confidence_ratio:.0%}",
+            f"{v.num_runs}",
+            f"{v.num_blocks:,}",
+        ]
+        for name, v in result.intervals.items()
+    ]
+    header = ["over all runs", "from, ms", "to, ms", "confidence", "runs", "blocks of time"]
+    return "<h2>All runs together</h2>" + page.table(header, rows, frozenset(range(1, _NUMBERS)))
 
 
 def _before(report: Report) -> str:

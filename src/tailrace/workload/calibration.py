@@ -14,15 +14,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tailrace.errors import SenderFailed
+from tailrace.errors import InvalidRequest, SenderFailed
 from tailrace.measure.record import RequestRecord
 from tailrace.measure.run_info import NullRun
 from tailrace.measure.slo import Slo
 from tailrace.measure.table import Floats, RecordTable
-from tailrace.workload.job import Endpoint, SendJob
+from tailrace.workload.draw import draw_plan
+from tailrace.workload.job import Endpoint, PlanSource, SendJob
 from tailrace.workload.senders import SendResult, run_senders
 
 WINDOW_S = 6.0
+ARRIVALS_MIN = 5
 LIMIT_S = 15.0
 """Where long answers have not ended by then, what has come is used."""
 _START_S = 30.0
@@ -106,9 +108,30 @@ async def null_server() -> AsyncIterator[str]:
 def _against(job: SendJob, url: str) -> SendJob:
     """The job, bounded in time and sent to the null server. No key and no header leaves for it."""
     endpoint = Endpoint(base_url=url, model="null", api=job.endpoint.api)
-    duration_s = WINDOW_S if job.source.duration_s is None else min(WINDOW_S, job.source.duration_s)
-    source = msgspec.structs.replace(job.source, warmup_s=0.0, duration_s=duration_s, num_requests=None)
+    source = null_source(job.source)
     return msgspec.structs.replace(job, endpoint=endpoint, source=source, keep_text=False)
+
+
+def null_source(source: PlanSource) -> PlanSource:
+    """The first seconds of a schedule. One with hardly an arrival in them gives way to one a second (or its own mean
+    rate): a client that keeps that keeps the rarer one too."""
+    duration_s = WINDOW_S if source.duration_s is None else min(WINDOW_S, source.duration_s)
+    begun = msgspec.structs.replace(source, warmup_s=0.0, duration_s=duration_s, num_requests=None)
+    offered_per_s = draw_plan(source).offered_per_s
+    if offered_per_s is None or _num_arrivals(begun) >= ARRIVALS_MIN:
+        return begun
+    return msgspec.structs.replace(begun, arrivals=f"constant:{max(1.0, offered_per_s):g}", duration_s=WINDOW_S)
+
+
+def _num_arrivals(source: PlanSource) -> int:
+    """Of the open schedule's beginning, counted up to ARRIVALS_MIN."""
+    try:
+        plan = draw_plan(source)
+    except InvalidRequest:
+        return 0  # a trace without an arrival in it
+    assert plan.window_end_ns is not None, "a window by time"
+    num = ARRIVALS_MIN if plan.num_sessions is None else min(ARRIVALS_MIN, plan.num_sessions)
+    return sum((plan.scheduled_ns(index) or 0) < plan.window_end_ns for index in range(num))
 
 
 async def _bounded(jobs: list[SendJob], stop: asyncio.Event) -> SendResult:

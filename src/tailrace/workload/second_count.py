@@ -11,24 +11,20 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Protocol, TypeVar
 
 import msgspec
 from tokenizers import Tokenizer
 
-from tailrace.errors import ClientFailed, ConfigError
+from tailrace.errors import ConfigError
 from tailrace.measure.record import RequestRecord, TokenCount
 from tailrace.model.gguf_file import open_gguf
 from tailrace.model.gguf_tokenizer import tokenizer_json
 from tailrace.model.source import find_model
-from tailrace.workload.endpoint import ask
 from tailrace.workload.job import AnswerText, Endpoint, texts_path
 from tailrace.workload.token_counts import retokenised
 
 BATCH = 512
-SAMPLE_MAX = 200
-"""Answers that an endpoint is asked to count."""
-LIMIT_S = 30.0
 FILE_BYTES_MAX = 256 * 1024 * 1024
 _T = TypeVar("_T")
 
@@ -78,74 +74,10 @@ class LocalRecount:
         return [f"output tokens were counted again with {self._tokenizer.name}, sha256 {self._tokenizer.sha256}"]
 
 
-class EndpointRecount:
-    """With the service's own `/tokenize`, for a sample: it is asked once an answer."""
-
-    async def __call__(self, rows_paths: Sequence[str], endpoint: Endpoint) -> list[str]:
-        counter = _EndpointCounter(endpoint)
-        num = sum([await self._count_some(path, counter, SAMPLE_MAX // len(rows_paths)) for path in rows_paths])
-        if counter.problem:
-            return [f"output tokens were not counted again: {counter.problem}"]
-        return [f"output tokens of {num} answers were counted again by the endpoint's /tokenize"]
-
-    async def _count_some(self, rows_path: str, counter: "_EndpointCounter", num_max: int) -> int:
-        with open(rows_path, "rb") as rows, open(texts_path(rows_path), "rb") as kept:
-            num_texts = sum(1 for _ in kept)
-            kept.seek(0)
-            step, counted, seen = max(1, -(-num_texts // max(num_max, 1))), 0, 0
-            with open(rows_path + ".counted", "wb") as out:
-                for record, text in _paired(rows, kept):
-                    number = None
-                    if text is not None:
-                        number = await counter.count(text.text) if seen % step == 0 else None
-                        seen += 1
-                    counted += number is not None
-                    out.write(msgspec.json.encode(_with_count(record, number)) + b"\n")
-        os.replace(rows_path + ".counted", rows_path)
-        os.unlink(texts_path(rows_path))
-        return counted
-
-
-class _EndpointCounter:
-    """vLLM and tailrace take `prompt`, llama-server takes `content`."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._field = "prompt"
-        self.problem = ""
-
-    async def count(self, text: str) -> int | None:
-        if self.problem:
-            return None
-        problem = ""
-        for field in dict.fromkeys((self._field, "prompt", "content")):
-            body: dict[str, Any] = {"content": text} if field == "content" else {"prompt": text}
-            body |= {"model": self._endpoint.model, "add_special_tokens": False} if field == "prompt" else {}
-            try:
-                content = await ask(self._endpoint, "POST", "/tokenize", msgspec.json.encode(body), LIMIT_S)
-                found = msgspec.json.decode(content, type=_Tokenized)
-            except (ClientFailed, msgspec.DecodeError) as error:
-                problem = str(error)
-                continue
-            if text and not found.tokens:
-                problem = "/tokenize found no token in an answer"  # it reads another field
-                continue
-            self._field = field
-            return len(found.tokens)
-        self.problem = problem
-        return None
-
-
-class _Tokenized(msgspec.Struct):
-    tokens: list[Any]
-
-
-def _with_count(record: RequestRecord, number: int | None) -> RequestRecord:
-    return record if number is None else msgspec.structs.replace(record, num_output_tokens_client=number)
-
-
 def recount_with(spec: str) -> Recount:
     """`endpoint`, or what `open_tokenizer` takes."""
+    from tailrace.workload.endpoint_count import EndpointRecount  # it reads rows as this module does
+
     return EndpointRecount() if spec == "endpoint" else LocalRecount(open_tokenizer(spec))
 
 
@@ -175,7 +107,7 @@ def recount(rows_path: str, tokenizer: PinnedTokenizer) -> None:
 
 
 def _recounted(rows: IO[bytes], texts: IO[bytes], tokenizer: PinnedTokenizer) -> Iterator[RequestRecord]:
-    for batch in _batches(_paired(rows, texts)):
+    for batch in _batches(paired(rows, texts)):
         chunked = [text.text for record, text in batch if text is not None and not _is_counted(record)]
         whole = [text.text for record, text in batch if text is not None and _is_counted(record)]
         ends, counts = iter(tokenizer.token_ends(chunked)), iter(tokenizer.counts(whole))
@@ -193,7 +125,7 @@ def _is_counted(record: RequestRecord) -> bool:
     return record.token_count is TokenCount.SERVER
 
 
-def _paired(rows: IO[bytes], texts: IO[bytes]) -> Iterator[tuple[RequestRecord, AnswerText | None]]:
+def paired(rows: IO[bytes], texts: IO[bytes]) -> Iterator[tuple[RequestRecord, AnswerText | None]]:
     """Texts stand in the order of their rows; a row may have none."""
     read_record, read_text = msgspec.json.Decoder(RequestRecord), msgspec.json.Decoder(AnswerText)
     answers = (read_text.decode(line) for line in texts)

@@ -53,6 +53,8 @@ def result(*reports: Report, passes: bool | None = None) -> BenchResult:
         (["--header", "no-colon"], "write NAME:VALUE"),
         (["--extra-body", "[1]"], "not a JSON object"),
         (["--extra-body", "{"], "not a JSON object"),
+        (["--timeout", "inf"], "--timeout inf"),
+        (["--timeout", "99999999"], "--timeout"),
         (["--tokenizer", "missing/tokenizer.json"], "cannot read the tokenizer"),
         (["--rows", "rows.csv"], ".jsonl.gz"),
         (["--rows", "missing-folder/rows.jsonl.gz"], "there is no folder"),
@@ -79,6 +81,11 @@ def test_an_address_that_is_none_is_one_line(url: str, capsys: pytest.CaptureFix
 def test_a_service_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", NOWHERE, "--requests", "1"]) == 5
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"tailrace: {NOWHERE}/v1/models cannot be used")
+
+
+def test_an_address_with_a_password_is_refused_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "http://me:hush@127.0.0.1:9"]) == 2
+    assert "hush" not in capsys.readouterr().err
 
 
 def test_a_secret_header_is_not_shown_when_it_is_wrong() -> None:

@@ -17,7 +17,7 @@ from tailrace.measure.record import Outcome, RequestRecord, TokenCount
 from tailrace.measure.rows import read_records, read_rows
 from tailrace.measure.run_info import NullRun
 from tailrace.measure.slo import parse_slo
-from tailrace.workload.calibration import keeps_schedule
+from tailrace.workload.calibration import keeps_schedule, null_source
 from tailrace.workload.draw import draw_plan
 from tailrace.workload.job import AnswerText, texts_path
 from tailrace.workload.live import LiveNumbers
@@ -130,6 +130,23 @@ def test_more_senders_are_taken_only_where_one_is_late() -> None:
     assert keeps_schedule(late, parse_slo("ttft_ms_p99<=300"))
     assert not keeps_schedule(late, parse_slo("ttft_ms_p99<=200"))
     assert not keeps_schedule(late, parse_slo(""))
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "expected"), [("poisson:60", "poisson:60"), ("poisson:0.01", "constant:1"), ("closed:3", "closed:3")]
+)
+def test_a_rare_schedule_is_calibrated_by_a_busier_one(arrivals: str, expected: str) -> None:
+    source = null_source(make_request("http://x", arrivals=arrivals, num_requests=10).source())
+    assert source.arrivals == expected
+    assert (source.warmup_s, source.num_requests) == (0.0, None)
+
+
+def test_a_trace_that_begins_with_silence_is_calibrated_by_its_mean_rate(tmp_path: Path) -> None:
+    rows = [{"timestamp": t, "input_length": 20, "output_length": 4} for t in (0, *range(20_000, 22_000, 100))]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    source = make_request("http://x", arrivals=f"trace:{trace}", num_requests=None, duration_s=60.0, warmup_s=0.0)
+    assert null_source(source.source()).arrivals == "constant:1"
 
 
 def test_a_run_that_is_stopped_keeps_what_came_and_says_so(null_url: str, tmp_path: Path) -> None:

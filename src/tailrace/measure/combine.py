@@ -15,6 +15,7 @@ from tailrace.measure.intervals import (
     RunSamples,
     block_length_ms,
     percentile_intervals,
+    pooled_percentile,
     to_float,
 )
 from tailrace.measure.report import BenchResult, Interval, Report
@@ -140,6 +141,9 @@ def _judge(limit: Limit, reports: Sequence[Report], intervals: dict[str, Interva
     end = to_float(interval.high_ms)
     runs = f"over {len(reports)} runs"
     if math.isnan(end):
+        found = pooled_percentile(samples_of(reports, limit.metric), limit.percentile_ratio)
+        if found > limit.limit_ms:
+            return False, f"{limit}: the percentile {runs} is over the limit"
         return None, f"{limit}: too few requests {runs} for an upper end of the interval"
     if end <= limit.limit_ms:
         return True, f"{limit}: the interval {runs} ends at {end:.4g} ms"

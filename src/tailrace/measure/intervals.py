@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.clock import random_stream
-from tailrace.measure.report import Interval, Quantile
+from tailrace.measure.distribution import to_quantile
+from tailrace.measure.report import Interval
 from tailrace.measure.statistics import Floats, nearest_rank, rank_interval
 
 NUM_RESAMPLES = 2000
@@ -50,13 +51,6 @@ class DifferenceInterval(msgspec.Struct, frozen=True, kw_only=True):
     ratio_low: SignedQuantile
     ratio_high: SignedQuantile
     confidence_ratio: float
-
-
-def to_quantile(value: float) -> Quantile:
-    """inf and NaN have no place in JSON: `"inf"` and None."""
-    if math.isnan(value):
-        return None
-    return "inf" if value == math.inf else value
 
 
 def to_signed_quantile(value: float) -> SignedQuantile:

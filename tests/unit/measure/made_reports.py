@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from tailrace.clock import random_stream
-from tailrace.measure.intervals import to_quantile
+from tailrace.measure.distribution import to_quantile
 from tailrace.measure.record import DEFINITIONS
 from tailrace.measure.report import (
     CacheUse,

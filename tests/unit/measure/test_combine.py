@@ -58,6 +58,14 @@ def test_one_run_is_judged_by_its_bound() -> None:
     assert "too few" in few.reasons[0]
 
 
+def test_too_few_requests_can_fail_and_cannot_pass() -> None:
+    few = [report(latencies(i, num=100), f"run-{i}") for i in range(2)]
+    assert combine(few).passes is None
+    assert "too few requests over 2 runs" in combine(few).reasons[0]
+    over = [report(latencies(i, num=100), f"run-{i}", slo="ttft_ms_p99<=101") for i in range(2)]
+    assert combine(over).passes is False
+
+
 def test_failures_that_reach_the_percentile_fail_the_objective() -> None:
     values = latencies(1)
     values[::20] = math.inf

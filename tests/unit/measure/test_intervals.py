@@ -7,6 +7,7 @@ import pytest
 from scipy.special import ndtri
 
 from tailrace.clock import random_stream
+from tailrace.measure.distribution import to_quantile
 from tailrace.measure.intervals import (
     RunSamples,
     block_length_ms,
@@ -15,7 +16,6 @@ from tailrace.measure.intervals import (
     percentile_intervals,
     pooled_percentile,
     to_float,
-    to_quantile,
     to_signed_quantile,
 )
 from tailrace.measure.statistics import nearest_rank, rank_interval

@@ -115,7 +115,7 @@ def report_text(report: SaturationReport) -> str:
         bracket(result),
         "\n".join(f"  {reason}" for reason in result.reasons),
         table(header, rows, right=frozenset(range(1, len(header)))) if rows else "",
-        "medians of the runs at each rate; < last that passes, > first that fails" if rows else "",
+        "numbers of the middle run at each rate; < last that passes, > first that fails" if rows else "",
     ]
     return "\n\n".join(part for part in parts if part)
 

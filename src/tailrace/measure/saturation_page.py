@@ -68,7 +68,7 @@ def saturation_figures(report: SaturationReport) -> list[Figure]:
     result, limit_ms = report.result, report.info.slo.limit_ms("ttft_ms")
     ttft = _figure(
         "TTFT",
-        "p95 and p99 of each run; an open mark at the top: failures reach the percentile.",
+        "Each run: a dot passes, a cross fails, an open square is invalid; a triangle at the top: failures reach it.",
         "ms",
         result,
         [("p95", BLUE, lambda s: s.ttft_ms_p95), ("p99", AMBER, lambda s: s.ttft_ms_p99)],
@@ -78,7 +78,14 @@ def saturation_figures(report: SaturationReport) -> list[Figure]:
         across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit_ms, "y1": limit_ms, "line": line}
         ttft.layout["shapes"].append(across)
     ttft.layout["yaxis"]["type"] = "log"
-    completed: Value = lambda s: s.completed_per_s  # noqa: E731
+    errors = _figure(
+        "Errors",
+        "Share of the window's requests that did not end well.",
+        "",
+        result,
+        [("errors", RED, lambda s: s.num_errors / s.num_requests if s.num_requests else None)],
+    )
+    errors.layout["yaxis"] |= {"tickformat": ".0%", "range": [0, _top(errors)]}
     return [
         ttft,
         _figure(
@@ -86,15 +93,9 @@ def saturation_figures(report: SaturationReport) -> list[Figure]:
             "Requests a second that met the SLO, and those that ended well.",
             "requests/s",
             result,
-            [("goodput", VIOLET, lambda s: s.goodput_per_s), ("completed", GREY, completed)],
+            [("goodput", VIOLET, lambda s: s.goodput_per_s), ("completed", GREY, lambda s: s.completed_per_s)],
         ),
-        _figure(
-            "Errors",
-            "Share of the window's requests that did not end well.",
-            "share",
-            result,
-            [("errors", RED, lambda s: s.num_errors / s.num_requests if s.num_requests else None)],
-        ),
+        errors,
         _figure(
             "Queue age",
             "At each arrival, how long the oldest request without a token had waited: p99.",
@@ -103,6 +104,11 @@ def saturation_figures(report: SaturationReport) -> list[Figure]:
             [("queue age p99", BLUE, lambda s: s.queue_age_ms_p99)],
         ),
     ]
+
+
+def _top(errors: Figure) -> float:
+    """Of the axis: a run without an error is at the bottom, not in the middle."""
+    return max([0.05, *(1.1 * float(share) for trace in errors.traces for share in trace["y"])])
 
 
 def _figure(
@@ -123,12 +129,13 @@ def _figure(
 
 
 def _curve(name: str, colour: str, value: Value, probes: Sequence[ProbeResult]) -> list[dict[str, Any]]:
-    """A mark a run by its outcome, and a line through the median of each rate."""
+    """A mark a run by its outcome, and a line through the median of each rate's valid runs."""
     points = sorted(((p.rate_per_s, value(p.summary), p.outcome) for p in probes), key=lambda point: point[0])
     finite = [(rate, float(v), outcome) for rate, v, outcome in points if v is not None and v != "inf"]
     endless = [(rate, outcome) for rate, v, outcome in points if v == "inf"]
-    rates = sorted({rate for rate, _, _ in finite})
-    medians = [_median([v for r, v, _ in finite if r == rate]) for rate in rates]
+    valid = [(rate, v) for rate, v, outcome in finite if outcome not in (RunOutcome.CLIENT, RunOutcome.INVALID)]
+    rates = sorted({rate for rate, _ in valid})
+    medians = [_median([v for r, v in valid if r == rate]) for rate in rates]
     line = {"type": "scatter", "mode": "lines", "name": name, "x": rates, "y": medians, "line": {"color": colour}}
     top = max((v for _, v, _ in finite), default=1.0) * 1.3
     marks = [(rate, v, outcome, False) for rate, v, outcome in finite]

@@ -230,14 +230,15 @@ def thin(values: Floats, num_max: int) -> Floats:
 NO_TOKEN = "no token"
 """Last phase of a request that never had one."""
 _PHASES = (
-    ("send lag", "scheduled", "issued"),
-    ("connect", "issued", "connected"),
-    ("send", "connected", "sent"),
-    ("headers", "sent", "headers"),
-    ("first token", "headers", "first"),
-    ("stream", "first", "last"),
-    ("end", "last", "ended"),
+    ("send lag", "issued"),
+    ("connect", "connected"),
+    ("send", "sent"),
+    ("headers", "headers"),
+    ("first token", "first"),
+    ("stream", "last"),
+    ("end", "ended"),
 )
+"""(name, the instant of `table.TIMES` that ends it); each begins where the one before ended."""
 
 
 def _slowest(table: RecordTable, scheduled: Bools) -> list[WaterfallRow]:
@@ -245,31 +246,42 @@ def _slowest(table: RecordTable, scheduled: Bools) -> list[WaterfallRow]:
     rows = np.flatnonzero(scheduled)
     took_ms = table.elapsed_ms("scheduled", "ended")[rows]
     chosen = rows[np.argsort(-took_ms, kind="stable")[:SLOWEST]]
-    tokens = output_tokens(table)[chosen]
-    return [_waterfall_row(table, int(row), float(num)) for row, num in zip(chosen, tokens, strict=True)]
+    instants_ms = {until: table.elapsed_ms("scheduled", until)[chosen] for _, until in _PHASES}
+    prompt = np.where(table.known("num_prompt_tokens"), table.count("num_prompt_tokens"), np.nan)[chosen]
+    output = output_tokens(table)[chosen]
+    return [
+        WaterfallRow(
+            row=int(row) + 1,
+            outcome=OUTCOMES[table.outcome_codes[row]],
+            num_prompt_tokens=_known(prompt[i]),
+            num_output_tokens=_known(output[i]),
+            phases=_phases({name: float(times[i]) for name, times in instants_ms.items()}),
+            chunks_ms=_chunks_ms(table, int(row)),
+        )
+        for i, row in enumerate(chosen)
+    ]
 
 
-def _waterfall_row(table: RecordTable, row: int, num_output_tokens: float) -> WaterfallRow:
-    scheduled_ns = int(table.time_ns("scheduled")[row])
-
-    def at_ms(name: str) -> float | None:
-        return (int(table.time_ns(name)[row]) - scheduled_ns) / _NS_PER_MS if table.known(name)[row] else None
-
+def _phases(instants_ms: dict[str, float]) -> list[tuple[str, float, float]]:
+    """What did not happen, or took no time, is left out."""
     phases, start = [], 0.0
-    for phase, _, until in _PHASES:
-        end = at_ms(until)
-        if end is not None and end > start:
-            phases.append((phase if until != "ended" or table.known("first")[row] else NO_TOKEN, start, end))
+    for phase, until in _PHASES:
+        end = instants_ms[until]
+        if end > start:
+            never = until == "ended" and np.isnan(instants_ms["first"])
+            phases.append((NO_TOKEN if never else phase, start, end))
             start = end
+    return phases
+
+
+def _chunks_ms(table: RecordTable, row: int) -> list[float]:
     gaps_ns = table.chunks.gaps_ns[table.chunks.starts[row] : table.chunks.starts[row + 1]]
-    return WaterfallRow(
-        row=row + 1,
-        outcome=OUTCOMES[table.outcome_codes[row]],
-        num_prompt_tokens=int(table.count("num_prompt_tokens")[row]) if table.known("num_prompt_tokens")[row] else None,
-        num_output_tokens=None if np.isnan(num_output_tokens) else int(num_output_tokens),
-        phases=phases,
-        chunks_ms=thin(np.cumsum(gaps_ns) / _NS_PER_MS, CHUNKS_SHOWN_MAX).tolist(),
-    )
+    instants: list[float] = thin(np.cumsum(gaps_ns) / _NS_PER_MS, CHUNKS_SHOWN_MAX).tolist()
+    return instants
+
+
+def _known(value: float) -> int | None:
+    return None if np.isnan(value) else int(value)
 
 
 def _gap_cdfs(table: RecordTable, rows: Bools) -> dict[str, Cdf]:

@@ -218,15 +218,3 @@ class Call:
 
 def timeout_message(timeout_ns: int) -> str:
     return f"no end within {timeout_ns / NS_PER_S:g} s"
-
-
-def first_token_ms(call: Call) -> float | None:
-    """For the progress display: from the schedule to the first chunk."""
-    times = call.answer.times_ns
-    return (times[0] - call.scheduled_ns) / 1e6 if times else None
-
-
-def token_gap_ms(call: Call) -> float | None:
-    """For the progress display: TPOT by the tokens seen; None below two of them."""
-    times, total = call.answer.times_ns, call.answer.num_output_tokens or len(call.answer.times_ns)
-    return (times[-1] - times[0]) / 1e6 / (total - 1) if len(times) > 1 and total > 1 else None

@@ -10,8 +10,7 @@ session: without it, a service that is down would be asked thousands of times a 
 """
 
 import asyncio
-from array import array
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
@@ -21,12 +20,13 @@ from tailrace.clock import NS_PER_MS, monotonic_ns
 from tailrace.measure.record import Outcome
 from tailrace.workload.ahead import Ahead
 from tailrace.workload.alarm import Alarm
-from tailrace.workload.calls import Call, Caller, first_token_ms, timeout_message, token_gap_ms
+from tailrace.workload.calls import Call, Caller, timeout_message
 from tailrace.workload.job import Finished, Progress, SendJob
 from tailrace.workload.plan import Plan, PlannedSession
 from tailrace.workload.pool import Pool, Target
 from tailrace.workload.rows_out import RowsOut
 from tailrace.workload.self_check import CpuWatch, GcWatch, LoopTicker, thinned
+from tailrace.workload.tally import Tally
 from tailrace.workload.window import ShardWindow
 
 FAILED_PAUSE_NS = 100 * NS_PER_MS
@@ -36,9 +36,6 @@ _PAUSES = frozenset(
 _CALM_NS = NS_PER_MS
 """Requests are made ahead when the next arrival is at least so far off: longer than making one takes."""
 _TIMEOUT_CHECK_NS = 10 * NS_PER_MS
-_VALUES_MAX = 1_000
-"""Of one kind in a progress message."""
-_CHUNK_LAGS_MAX = 2_000_000
 
 
 class BodyMaker(Protocol):
@@ -76,13 +73,7 @@ class Sender:
         self._is_filling = False
         self._is_stopping = False
         self._is_window_told = False
-        self._num_scheduled = 0
-        self._num_issued = 0
-        self._outcomes: Counter[str] = Counter()
-        self._ttft_ms: list[float] = []
-        self._tpot_ms: list[float] = []
-        self._num_output_tokens = 0
-        self._chunk_lags_ns = array("q")
+        self._tally = Tally()
 
     async def prepare(self) -> None:
         """Looks the service's name up and makes the first requests. Raises ClientFailed."""
@@ -115,7 +106,7 @@ class Sender:
             num_connections_stale=self._pool.num_stale,
             num_in_flight_max=self._num_in_flight_max,
             window_end_ns=self._window.end_ns or max(monotonic_ns() - origin_ns, 0),
-            chunk_lag_ns=thinned(self._chunk_lags_ns),
+            chunk_lag_ns=thinned(self._tally.chunk_lags_ns),
             was_stopped=not self._is_window_told,
         )
 
@@ -135,19 +126,7 @@ class Sender:
 
     def progress(self) -> Progress:
         """Since the last call."""
-        ttft_ms, self._ttft_ms = self._ttft_ms, []
-        tpot_ms, self._tpot_ms = self._tpot_ms, []
-        awaiting = sum(1 for call in self._active if call.issued_ns is not None and not call.answer.times_ns)
-        return Progress(
-            num_scheduled=self._num_scheduled,
-            num_issued=self._num_issued,
-            num_in_flight=self._num_in_flight,
-            num_awaiting_first=awaiting,
-            outcomes=dict(self._outcomes),
-            ttft_ms=ttft_ms,
-            tpot_ms=tpot_ms,
-            num_output_tokens=self._num_output_tokens,
-        )
+        return self._tally.progress(self._active, self._num_in_flight)
 
     # Arrivals
 
@@ -163,7 +142,7 @@ class Sender:
         for client in mine:
             # Spread over the warm-up: a burst of first requests would be a load that the run does not have later.
             start_ns = self._origin_ns + self._window.start_ns * client // clients
-            self._alarm.at(start_ns, partial(self._begin_session, client, start_ns))
+            self._alarm.at(start_ns, partial(self._start_client, client, start_ns))
         self._check_exhausted()
 
     def _arm_arrival(self) -> None:
@@ -177,18 +156,27 @@ class Sender:
         scheduled_ns = self._ahead.next_scheduled_ns
         if self._is_stopping or scheduled_ns is None:
             return
-        self._begin_session(None, self._origin_ns + scheduled_ns)
+        self._start_client(None, self._origin_ns + scheduled_ns)
         self._arm_arrival()
 
-    def _begin_session(self, client: int | None, scheduled_ns: int) -> None:
+    def _start_client(self, client: int | None, scheduled_ns: int) -> None:
+        self._begin_session(client, scheduled_ns, self._is_in_window(scheduled_ns))
+
+    def _is_in_window(self, scheduled_ns: int) -> bool:
+        """Called once a request, as soon as its instant is known: from then on the window waits for its end."""
+        return self._window.began(scheduled_ns - self._origin_ns)
+
+    def _begin_session(self, client: int | None, scheduled_ns: int, is_in_window: bool) -> None:
         if self._is_stopping:
             return
         if self._ahead.is_over:
             self._num_clients_left -= client is not None
+            if is_in_window:
+                self._window.ended()
             self._check_exhausted()
             return
         session, request = self._ahead.take()
-        self._due(Caller(session, client), request, scheduled_ns)
+        self._due(Caller(session, client), request, scheduled_ns, is_in_window)
         self._fill_soon()
 
     def _fill_soon(self) -> None:
@@ -215,10 +203,10 @@ class Sender:
         body = self._bodies.body(caller.session, caller.turn_index, caller.answers)
         return self._target.request("POST", self._path, body, caller.turn.request_id)
 
-    def _due(self, caller: Caller, request: bytes, scheduled_ns: int) -> None:
-        self._num_scheduled += 1
+    def _due(self, caller: Caller, request: bytes, scheduled_ns: int, is_in_window: bool) -> None:
+        self._tally.num_scheduled += 1
         call = Call(caller, request, scheduled_ns, self._over, keep_text=self._job.keep_text)
-        call.is_in_window = self._window.began(scheduled_ns - self._origin_ns)
+        call.is_in_window = is_in_window
         self._active[call] = None
         if self._num_in_flight < self._job.num_in_flight_max:
             self._issue(call)
@@ -228,7 +216,7 @@ class Sender:
     def _issue(self, call: Call) -> None:
         self._num_in_flight += 1
         self._num_in_flight_max = max(self._num_in_flight_max, self._num_in_flight)
-        self._num_issued += 1
+        self._tally.num_issued += 1
         call.issue(self._pool)
 
     def _over(self, call: Call) -> None:
@@ -237,29 +225,24 @@ class Sender:
         if call.issued_ns is not None:
             self._num_in_flight -= 1
         self._keep(call)
-        if call.is_in_window:
-            self._window.ended()
         if not self._is_stopping:
             self._go_on(call)
             while self._waiting and self._num_in_flight < self._job.num_in_flight_max:
                 waiting = self._waiting.popleft()
                 if not waiting.is_over:
                     self._issue(waiting)
+        if call.is_in_window:  # After what follows it was counted in.
+            self._window.ended()
+        if not self._is_stopping:
             self._check_exhausted()
-        self._check_window()
+            self._check_window()
 
     def _keep(self, call: Call) -> None:
         try:
             self._rows.write(call.record(self._job.shard), call.text())
         except OSError as error:
             self.fail(error)
-        self._outcomes[str(call.outcome)] += 1
-        self._num_output_tokens += call.answer.num_output_tokens or len(call.answer.times_ns)
-        for values, value in ((self._ttft_ms, first_token_ms(call)), (self._tpot_ms, token_gap_ms(call))):
-            if value is not None and len(values) < _VALUES_MAX:
-                values.append(value)
-        if call.answer.lags_ns and len(self._chunk_lags_ns) < _CHUNK_LAGS_MAX:
-            self._chunk_lags_ns.extend(call.answer.lags_ns)
+        self._tally.ended(call)
 
     def _go_on(self, call: Call) -> None:
         caller = call.caller
@@ -267,24 +250,26 @@ class Sender:
             answer = call.answer
             caller.go_on(answer.answer_text, answer.num_output_tokens or len(answer.times_ns))
             self._num_thinking += 1
+            next_ns = call.ended_ns + caller.turn.think_ns
             # Not within the call of the connection that just ended: its own work comes first.
-            self._loop.call_soon(self._think, caller, call.ended_ns + caller.turn.think_ns)
+            self._loop.call_soon(self._think, caller, next_ns, self._is_in_window(next_ns))
         elif caller.client is not None:
-            if call.outcome in _PAUSES:
-                free_ns = call.ended_ns + FAILED_PAUSE_NS
-                self._alarm.at(free_ns, partial(self._begin_session, caller.client, free_ns))
+            next_ns = call.ended_ns + (FAILED_PAUSE_NS if call.outcome in _PAUSES else 0)
+            begin = partial(self._begin_session, caller.client, next_ns, self._is_in_window(next_ns))
+            if next_ns > call.ended_ns:
+                self._alarm.at(next_ns, begin)
             else:
-                self._loop.call_soon(self._begin_session, caller.client, call.ended_ns)
+                self._loop.call_soon(begin)
 
-    def _think(self, caller: Caller, scheduled_ns: int) -> None:
+    def _think(self, caller: Caller, scheduled_ns: int, is_in_window: bool) -> None:
         if not self._is_stopping:
             request = self._request(caller)
-            self._alarm.at(scheduled_ns, partial(self._next_turn, caller, request, scheduled_ns))
+            self._alarm.at(scheduled_ns, partial(self._next_turn, caller, request, scheduled_ns, is_in_window))
 
-    def _next_turn(self, caller: Caller, request: bytes, scheduled_ns: int) -> None:
+    def _next_turn(self, caller: Caller, request: bytes, scheduled_ns: int, is_in_window: bool) -> None:
         self._num_thinking -= 1
         if not self._is_stopping:
-            self._due(caller, request, scheduled_ns)
+            self._due(caller, request, scheduled_ns, is_in_window)
 
     # Ends
 

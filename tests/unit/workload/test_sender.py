@@ -432,3 +432,18 @@ def test_every_request_carries_its_name_and_its_length() -> None:
     assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
     assert b"X-Request-Id: a-0\r\n" in head
     assert json.loads(body)["turn"] == "a-0"
+
+
+def test_no_request_of_the_window_is_cancelled_by_its_end() -> None:
+    """A closed loop hands its slot over at the very end of the window, many times."""
+
+    async def run() -> list[Sent]:
+        async with scripted(always(whole_stream(GOOD))) as server:
+            plan = ListedPlan([session("a", turn("a-0"), turn("a-1"), at_ns=None)], num_clients=3,
+                              window_end_ns=20_000_000, endless=True)  # fmt: skip
+            return [await send(plan, server.url) for _ in range(10)]
+
+    for sent in asyncio.run(run()):
+        start_ns = min(record.scheduled_ns for record in sent.records)
+        window = [record for record in sent.records if record.scheduled_ns < start_ns + 20_000_000]
+        assert {record.outcome for record in window} == {Outcome.OK}

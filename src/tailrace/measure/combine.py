@@ -171,7 +171,7 @@ def _together(found: Sequence[bool | None], is_forbidden: bool, is_unsteady: boo
 
 
 def _invalid(report: Report, number: int, num_runs: int) -> list[str]:
-    return [f"{_run(report, number, num_runs)} {reason}" for reason in invalid_reasons(report)]
+    return [f"{_run(report, number, num_runs)}{reason}" for reason in invalid_reasons(report)]
 
 
 def _unsteady(report: Report, number: int, num_runs: int) -> list[str]:
@@ -179,11 +179,12 @@ def _unsteady(report: Report, number: int, num_runs: int) -> list[str]:
     if steadiness.verdict == "steady":
         return []
     why = "; ".join(steadiness.reasons)
-    return [f"{_run(report, number, num_runs)} steadiness {steadiness.verdict}{f': {why}' if why else ''}"]
+    return [f"{_run(report, number, num_runs)}steadiness {steadiness.verdict}{f': {why}' if why else ''}"]
 
 
 def _run(report: Report, number: int, num_runs: int) -> str:
-    return f"run {number} of {num_runs} ({report.info.run_id}):"
+    """Which run a reason speaks of, where there are several."""
+    return f"run {number} of {num_runs} ({report.info.run_id}): " if num_runs > 1 else ""
 
 
 def _column(report: Report, name: str, metric: str) -> Floats:

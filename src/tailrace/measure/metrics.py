@@ -5,12 +5,14 @@ meaning for this request (TPOT of an answer that came in one chunk). Definitions
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailrace.measure.record import TokenCount
 from tailrace.measure.statistics import nearest_rank_index
-from tailrace.measure.table import TOKEN_COUNTS, Bools, Floats, Ints, RecordTable
+from tailrace.measure.table import TOKEN_COUNTS, Bools, Floats, RecordTable
 
 CLIENT_METRICS = {"send_lag_ms": ("scheduled", "issued"), "connect_ms": ("issued", "connected")}
 """The client's own doing: a value wherever both instants are known, however the request ended."""
@@ -71,14 +73,15 @@ class Pool:
     Those of weight 1, nearly all, are only sorted; the others carry the weight reached up to each.
     """
 
-    def __init__(self, values: Floats, weights: Ints | None = None) -> None:
-        """`values` [m] finite; `weights` [m] at least 1, None: 1 each. Order does not matter."""
+    def __init__(self, values: Floats, weights: NDArray[np.integer[Any]] | None = None) -> None:
+        """`values` [m] finite, in any order, the pool's own from now on; `weights` [m] at least 1, None: 1 each."""
         several = np.zeros(len(values), np.bool_) if weights is None else weights > 1
-        self._single = np.sort(values if weights is None else values[~several])
+        self._single = values if weights is None else values[~several]
+        self._single.sort()  # in place: there may be tens of millions
         self._several = values[several]
         order = np.argsort(self._several)
         self._several = self._several[order]
-        heavy = np.zeros(0, np.int64) if weights is None else weights[several][order]
+        heavy = np.zeros(0, np.int64) if weights is None else weights[several][order].astype(np.int64)
         self._reached = np.concatenate((np.zeros(1, np.int64), np.cumsum(heavy)))
         self.num = len(self._single) + int(self._reached[-1])
         """Samples, by weight."""
@@ -132,4 +135,4 @@ def itl_pool(table: RecordTable, rows: Bools) -> tuple[Pool, int]:
     if not (tokens > 1).any():
         return Pool(gaps_ms), 0
     gaps_ms /= tokens
-    return Pool(gaps_ms, tokens.astype(np.int64)), int(tokens[tokens > 1].sum())
+    return Pool(gaps_ms, tokens), int(tokens[tokens > 1].sum())

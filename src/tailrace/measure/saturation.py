@@ -239,18 +239,19 @@ class SaturationSearch:
             self._high = self._outward("high", high) if self._high == high else self._high
 
     def _outward(self, side: Literal["low", "high"], rate: float) -> float | None:
-        """The next candidate beyond an end, None at the edge. Steps grow; none passes by a rate that already stands."""
+        """The next candidate beyond an end, None at the edge. Steps grow, but pass by no rate that did as it should."""
         settings = self._settings
         factor = settings.resolution_ratio ** (2 ** min(self._num_steps_out[side], 6))
         self._num_steps_out[side] += 1
         if rate == (settings.floor_per_s if side == "low" else settings.ceiling_per_s):
             return None
-        known = {run.rate_per_s for run in self._runs}
         if side == "low":
-            standing = [other for other in known if other < rate and self._standing(other) == "pass"]
-            return max([_rounded(rate / factor), settings.floor_per_s, *standing])
-        standing = [other for other in known if other > rate and self._standing(other) == "fail"]
-        return min([_rounded(rate * factor), settings.ceiling_per_s, *standing])
+            passed = [r.rate_per_s for r in self._runs if r.rate_per_s < rate and r.outcome is RunOutcome.PASS]
+            agreeing = [other for other in passed if self._standing(other) in ("pass", "open")]
+            return max([_rounded(rate / factor), settings.floor_per_s, *agreeing])
+        failed = [r.rate_per_s for r in self._runs if r.rate_per_s > rate and r.outcome is RunOutcome.FAIL]
+        agreeing = [other for other in failed if self._standing(other) in ("fail", "open")]
+        return min([_rounded(rate * factor), settings.ceiling_per_s, *agreeing])
 
     def _stop_if_spoilt_again(self) -> None:
         last = self._runs[-1]

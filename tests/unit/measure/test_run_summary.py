@@ -2,11 +2,17 @@
 
 import math
 
+import numpy as np
 import pytest
 from made_reports import latencies, report
+from measured_records import record, run_info
+from simulated_queue import simulate
 
-from tailrace.measure.report import Samples
+from tailrace.measure.build import build_report
+from tailrace.measure.report import Report, Samples
 from tailrace.measure.run_summary import RunOutcome, judge, queue_ages_ms, summarise
+from tailrace.measure.saturation import Probe, SaturationSearch, SaturationSettings
+from tailrace.measure.table import RecordTable
 
 
 def test_a_steady_run_within_its_limits_passes() -> None:
@@ -68,3 +74,30 @@ def test_queue_ages_equal_the_definition_written_out() -> None:
         for i, now in enumerate(arrivals)
     ]
     assert queue_ages_ms(made.samples).tolist() == pytest.approx(expected)
+
+
+def queue_report(rate: float, seed: int) -> Report:
+    """A run of 1,500 requests against four servers of one second each, first come first served: capacity 4/s."""
+    scheduled, ended, ttft, window_s = simulate(seed, 1500, servers=4, exponential=False, load=rate / 4, warm=200)
+    start = -float(scheduled[0])
+    records = [
+        record(f"q{i}", (at + start) * 1e3, [first, max((end - at) * 1e3 - first, 1.0)])
+        for i, (at, end, first) in enumerate(zip(scheduled.tolist(), ended.tolist(), ttft.tolist(), strict=True))
+    ]
+    window_ms = (start * 1e3, (start + window_s) * 1e3)
+    header = run_info(window_ms, slo="ttft_ms_p99<=4000", arrivals=f"poisson:{rate:g}", run_id=f"q{seed}")
+    return build_report(header, RecordTable.from_records(records))
+
+
+def test_the_search_over_reports_of_a_queue_holds_the_rate_at_which_its_p99_reaches_the_limit() -> None:
+    long = [simulate(9, 50_000, servers=4, exponential=False, load=rate / 4, warm=2000)[2] for rate in (3.2, 3.6)]
+    assert np.quantile(long[0], 0.99) < 4000 < np.quantile(long[1], 0.99)
+    search = SaturationSearch(SaturationSettings(), 0)
+    while isinstance(probe := search.next_probe(), Probe):
+        search.record(probe, judge(queue_report(probe.rate_per_s, probe.number)))
+    result = search.result()
+    assert (result.status, result.is_confirmed, result.is_monotone) == ("found", True, True)
+    assert result.last_pass_per_s is not None
+    assert result.first_fail_per_s is not None
+    assert 2.5 < result.last_pass_per_s < 3.2
+    assert 3.6 < result.first_fail_per_s < 4.5

@@ -30,9 +30,12 @@ RATES = (200, 400, 800, 1_200, 1_600, 2_400, 3_200, 4_800, 6_400)
 SEND_LAG_MS_MAX = 5.0
 _RUN_S_MAX = 900.0
 
-# A process that adopts what its descendants leave behind, so that no processor time is lost with them.
+# A process that adopts what its descendants leave behind, so that no processor time is lost with them, and ends its
+# whole group with its parent.
 _COUNTING = """
-import ctypes, json, os, resource, subprocess, sys, time
+import ctypes, json, os, resource, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 began = time.monotonic()
 with open(sys.argv[1], "wb") as log:
@@ -71,7 +74,7 @@ def guidellm_command(url: str, folder: Path, num_requests: int, num_tokens: int)
         *(str(PEERS / "guidellm" / "bin" / "guidellm"), "run", "--disable-console"),
         *("--backend", f"kind=openai_http,target={url},model={MODEL}"),
         *("--profile", f"kind=concurrent,streams={STREAMS}", "--constraint", f"kind=max_requests,count={num_requests}"),
-        *("--data", f"kind=json_file,path={_prompts(folder, num_tokens)}"),
+        *("--data", f"kind=json_file,path={_prompts(folder, num_requests, num_tokens)}"),
         *("--tokenizer", f"kind=hf_auto,model={_tokenizer(folder)}"),
         *("--output", f"kind=json,path={folder / 'guidellm.json'}"),
     ]
@@ -82,7 +85,7 @@ def aiperf_command(url: str, folder: Path, num_requests: int, num_tokens: int) -
         *(str(PEERS / "aiperf" / "bin" / "aiperf"), "profile", "--model", MODEL, "--url", url, "--ui", "none"),
         *("--endpoint-type", "chat", "--streaming", "--use-server-token-count"),
         *("--concurrency", str(STREAMS), "--request-count", str(num_requests)),
-        *("--input-file", str(_prompts(folder, num_tokens)), "--custom-dataset-type", "single_turn"),
+        *("--input-file", str(_prompts(folder, num_requests, num_tokens)), "--custom-dataset-type", "single_turn"),
         *("--tokenizer", str(_tokenizer(folder)), "--artifact-dir", str(folder / "aiperf")),
     ]
 
@@ -152,6 +155,7 @@ def run(command: Command, num_requests: int, num_tokens: int) -> Run:
             raise RuntimeError(f"{called[4]} ended with exit code {counted['code']}:\n{tail}")
     if served.num_streams < num_requests:
         raise RuntimeError(f"{called[4]} sent {served.num_streams} of {num_requests} requests")
+    say(f"{Path(called[4]).name}: {num_requests} requests of {num_tokens} tokens: {counted}")
     return Run(counted["cpu_s"], counted["wall_s"], served.num_streams, served.num_chunks)
 
 
@@ -192,10 +196,10 @@ def _path(name: str) -> Path:
     return PEERS / name / "bin" / name
 
 
-def _prompts(folder: Path, num_tokens: int) -> Path:
+def _prompts(folder: Path, num_requests: int, num_tokens: int) -> Path:
     path = folder / "prompts.jsonl"
     with path.open("w", encoding="utf-8") as out:
-        for number in range(2 * STREAMS):
+        for number in range(num_requests):
             text = f"{number} " + "word " * PROMPT_TOKENS
             # Each peer has its own names for the same two columns.
             row = {"text": text, "output_length": num_tokens, "prompt": text, "output_tokens_count": num_tokens}

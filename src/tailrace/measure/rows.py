@@ -25,7 +25,7 @@ from tailrace.measure.table import TIME_NS_MAX, BadRecord, RecordTable, TableBui
 LINE_BYTES_MAX = 16 << 20
 ROWS_MAX = 10_000_000
 CHUNKS_MAX = 200_000_000
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
 _GZIP_LEVEL = 4
 """Rows shrink about as much at the highest level, at several times the cost."""
 _GZIP_MAGIC = b"\x1f\x8b"

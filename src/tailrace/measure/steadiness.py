@@ -21,6 +21,8 @@ UNSERVED_RATIO_MAX = 0.03
 """Growth of requests in flight / arrivals in the window: the part of the load that the service does not carry."""
 HALF_MIN = 10
 """Values of TTFT in each half of the window."""
+BATCHES_MIN = 5
+"""Batches with a value, for a slope and its error."""
 TTFT_RATIO = 1.25
 RESIDENCE_RATIO = 1.5
 """Second half / first half, from which on latency rises with the requests in flight: a queue grows before the first
@@ -140,13 +142,16 @@ def _counts(t_s: Floats, window_s: float, batches: int) -> _Trend:
 
 
 def _median_trend(t_s: Floats, values: Floats, window_s: float, batches: int) -> _Trend | None:
-    """Of the median in each batch; None when a half of the window has too few values. `t_s` ascends."""
+    """Of the median in each batch; None when too few batches, or a half of the window, have values. `t_s` ascends."""
     if min((t_s < window_s / 2).sum(), (t_s >= window_s / 2).sum()) < HALF_MIN:
         return None
     medians = _medians(t_s, values, window_s, batches)
+    medians = medians[~np.isnan(medians)]
+    if len(medians) < BATCHES_MIN:
+        return None
     middle = np.searchsorted(t_s, window_s / 2)
     first, second = float(np.median(values[:middle])), float(np.median(values[middle:]))
-    trend = _trend(medians[~np.isnan(medians)])
+    trend = _trend(medians)
     return _Trend(trend.growth, trend.t, second / first if first > 0 else 1.0)
 
 

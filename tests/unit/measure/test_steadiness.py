@@ -126,6 +126,13 @@ def test_failures_alone_are_no_trend() -> None:
     assert found.ttft_trend_ratio is None
 
 
+def test_requests_at_two_instants_alone_are_no_trend() -> None:
+    at = np.repeat([1.0, 99.0], 100)
+    found = judge_steadiness(at, at + 1, np.linspace(50, 60, 200), 100.0, is_closed=True)
+    assert found.verdict == "steady"
+    assert found.ttft_trend_ratio is None
+
+
 def test_requests_in_flight_are_averaged_over_time() -> None:
     # One from before the window on to 1.5 s, one from 1 s to 4 s.
     means = in_flight_means(np.array([-3.0, 1.0]), np.array([1.5, 4.0]), 4.0, 4)

@@ -107,7 +107,10 @@ def test_the_output_is_counted_again_by_the_model_s_own_tokenizer(
 
 
 @pytest.mark.slow
-def test_ctrl_c_reports_what_there_is(url: str, workload: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_what_there_is(
+    number: signal.Signals, url: str, workload: str, tmp_path: Path
+) -> None:
     rows = tmp_path / "run.jsonl"
     command = [TAILRACE, "bench", url, "--api-key", KEY, "-w", workload, "--duration", "3000", "--warmup", "0"]
     command += ["--no-calibrate", "--rows", str(rows)]
@@ -116,7 +119,7 @@ def test_ctrl_c_reports_what_there_is(url: str, workload: str, tmp_path: Path) -
         for line in process.stderr:
             if "requests ended" in line:
                 break
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=RUN_S_MAX)
     assert process.returncode == 130
     assert "interrupted" in err

@@ -150,21 +150,24 @@ def measure_all(request: BenchRequest, paths: Sequence[Path], recount: Recount |
 
 
 def run_once(request: BenchRequest, path: Path, show: Show, recount: Recount | None) -> tuple[RunInfo | None, bool]:
-    """(header of the rows, whether Ctrl-C ended it). The first Ctrl-C keeps what there is, the second does not."""
+    """(header of the rows, whether a signal ended it). The first Ctrl-C (or SIGTERM) keeps what there is, the second
+    does not."""
 
     async def run() -> tuple[RunInfo | None, bool]:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def interrupt() -> None:
+        def interrupt(number: int) -> None:
             stop.set()
-            loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(number)
 
-        loop.add_signal_handler(signal.SIGINT, interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt, number)
         try:
             measured = await measure(request, path, show=show, stop=stop, recount=recount)
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
         return measured.info, measured.was_interrupted
 
     return asyncio.run(run())

@@ -52,7 +52,7 @@ def report_text(report: Report) -> str:
         _rates(report),
         _lengths(report),
         _outcomes(report),
-        *(f"note: {note}" for note in report.info.notes),
+        "\n".join(f"note: {note}" for note in report.info.notes),
     ]
     return "\n\n".join(section for section in sections if section)
 

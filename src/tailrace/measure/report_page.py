@@ -174,7 +174,7 @@ def _pair(report: Report, metric: str) -> str:
 
 def _little(report: Report) -> str:
     difference = report.little.difference_ratio
-    return "" if difference is None else f"Little's law agrees to {difference:.1%}"
+    return "" if difference is None else f"Little's law differs by {difference:.1%}"
 
 
 def _after(report: Report) -> str:

@@ -103,7 +103,7 @@ def make_request(flags: Flags) -> BenchRequest:
 
 def _check_address(url: str) -> None:
     """Raises ConfigError for one with a password: addresses are shown and kept, secrets are not."""
-    if "@" in url.partition("://")[2].partition("/")[0]:
+    if "@" in url.rpartition("://")[2].partition("/")[0]:
         raise ConfigError("the address holds a user or password; give it as --api-key or --header", param="url")
 
 

@@ -83,8 +83,9 @@ def test_a_service_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"tailrace: {NOWHERE}/v1/models cannot be used")
 
 
-def test_an_address_with_a_password_is_refused_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "http://me:hush@127.0.0.1:9"]) == 2
+@pytest.mark.parametrize("url", ["http://me:hush@127.0.0.1:9", "me:hush@127.0.0.1:9/v1"])
+def test_an_address_with_a_password_is_refused_and_not_shown(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", url]) == 2
     assert "hush" not in capsys.readouterr().err
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from common import arguments, report, say, summary, target
 from load import PROMPT_TOKENS, null_server, send, send_lags_ms, workload_toml
 from servers import TAILRACE
-from tailrace.workload.null_server import MODEL
+from tailrace.workload.run.null_server import MODEL
 
 PEERS = Path(__file__).resolve().parent.parent / ".peers"
 STREAMS = 256

@@ -14,8 +14,8 @@ import msgspec
 
 from tailrace.measure.record import RequestRecord
 from tailrace.workload.job import BodyOptions, Endpoint, PlanSource, Realisation, SendJob
-from tailrace.workload.null_server import MODEL
-from tailrace.workload.senders import SendResult, run_senders
+from tailrace.workload.run.null_server import MODEL
+from tailrace.workload.run.senders import SendResult, run_senders
 from tailrace.workload.words import WORDS
 
 PACE_MS = 10.0
@@ -35,7 +35,7 @@ class Served:
 @contextmanager
 def null_server(pace_ms: float = PACE_MS, cpu: int | None = None) -> Iterator[Served]:
     """A null server, on one processor where named. The counts are there after the block."""
-    command = [sys.executable, "-m", "tailrace.workload.null_server", "--pace-ms", str(pace_ms)]
+    command = [sys.executable, "-m", "tailrace.workload.run.null_server", "--pace-ms", str(pace_ms)]
     server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert server.stdin is not None
     assert server.stdout is not None

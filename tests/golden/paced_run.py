@@ -23,7 +23,7 @@ from tailrace.measure.run_info import RunInfo
 from tailrace.measure.slo import Slo
 from tailrace.measure.table import RecordTable
 from tailrace.workload.job import BodyOptions, Endpoint, PlanSource, Realisation, SendJob
-from tailrace.workload.senders import run_senders
+from tailrace.workload.run.senders import run_senders
 
 SERVER = Path(__file__).with_name("pacing_server.py")
 NS_PER_MS = 1_000_000

@@ -12,7 +12,7 @@ from tailrace.clock import NS_PER_S, monotonic_ns
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from tailrace.workload.live import LiveNumbers
+    from tailrace.workload.run.live import LiveNumbers
 
 LINE_NS = 5 * NS_PER_S
 _FRAME_NS = NS_PER_S // 4

@@ -10,10 +10,10 @@ from tailrace.cli.output import note, print_json, printable
 from tailrace.errors import ConfigError
 from tailrace.measure.build import build_report
 from tailrace.measure.combine import combine
+from tailrace.measure.pages.report_page import report_page
+from tailrace.measure.pages.series import RunSeries, run_series
 from tailrace.measure.report import BenchResult
-from tailrace.measure.report_page import report_page
 from tailrace.measure.rows import read_rows
-from tailrace.measure.series import RunSeries, run_series
 from tailrace.measure.slo import Slo
 
 

@@ -20,9 +20,9 @@ from tailrace.workload.arrivals import Trace, parse_arrivals
 from tailrace.workload.definition import decode_workload, read_workload_text
 from tailrace.workload.draw import DURATION_S_MAX, draw_plan
 from tailrace.workload.job import BodyOptions
-from tailrace.workload.request import BenchRequest, new_run_id, repeat
-from tailrace.workload.run import Show, measure
-from tailrace.workload.second_count import Recount, recount_with
+from tailrace.workload.run.measured_run import Show, measure
+from tailrace.workload.run.request import BenchRequest, new_run_id, repeat
+from tailrace.workload.run.second_count import Recount, recount_with
 
 TIMEOUT_S_MAX = 18 * 3600.0
 """Rows keep no longer gaps."""

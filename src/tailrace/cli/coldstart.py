@@ -10,7 +10,7 @@ import typer
 from tailrace.cli import options
 
 if TYPE_CHECKING:
-    from tailrace.workload.coldstart import ColdstartJob, ColdstartResult
+    from tailrace.workload.cold.coldstart import ColdstartJob, ColdstartResult
 
 EPILOG = """\b
 Examples:
@@ -38,7 +38,7 @@ def coldstart(
 ) -> None:
     """Start a server and time it to its first token, by phase. The page cache stays warm: files are not read anew."""
     from tailrace.cli.output import note, print_json
-    from tailrace.workload.coldstart import ColdstartJob, parse_url
+    from tailrace.workload.cold.coldstart import ColdstartJob, parse_url
 
     if url is not None and port is not None:
         raise typer.BadParameter("one of --url and --port")
@@ -82,7 +82,7 @@ def _measure(job: "ColdstartJob") -> "ColdstartResult":
 async def _measure_until_told(job: "ColdstartJob") -> "ColdstartResult":
     """SIGTERM and SIGHUP end the command as Ctrl-C does: nobody else would."""
     from tailrace.cli.output import note
-    from tailrace.workload.coldstart import Coldstart, Watch, measure_coldstart
+    from tailrace.workload.cold.coldstart import Coldstart, Watch, measure_coldstart
 
     def on_launch(number: int, launch: Coldstart) -> None:
         note(f"launch {number} of {job.repeats}: first token after {launch.first_token_ms:,.0f} ms")

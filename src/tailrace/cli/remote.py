@@ -16,7 +16,7 @@ from tailrace.errors import ClientFailed
 from tailrace.request import Message
 from tailrace.wire.chunks import Chunk, Model, Models, Usage, error_message, error_text
 from tailrace.wire.sse import SseParser
-from tailrace.workload.endpoint import base_url
+from tailrace.workload.run.endpoint import base_url
 
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 """Of an answer that is not a stream; lists of models and token counts are far smaller."""

@@ -12,14 +12,14 @@ from tailrace.cli.bench_text import count, milliseconds, rate, ratio
 from tailrace.cli.output import note, print_json, printable, table
 from tailrace.errors import ConfigError
 from tailrace.measure.build import build_report
+from tailrace.measure.pages.saturation_page import SaturationReport, bracket, saturation_page
 from tailrace.measure.rows import read_rows
 from tailrace.measure.run_info import RunInfo
 from tailrace.measure.run_summary import RunVerdict, judge
 from tailrace.measure.saturation import Probe, SaturationSearch, SaturationSettings
-from tailrace.measure.saturation_page import SaturationReport, bracket, saturation_page
 from tailrace.measure.saturation_result import ProbeResult
 from tailrace.measure.slo import parse_slo
-from tailrace.workload.request import BenchRequest
+from tailrace.workload.run.request import BenchRequest
 
 LAWS = ("poisson", "constant")
 REQUESTS_MIN = 200
@@ -50,7 +50,7 @@ def requests_per_run(slo: str, requests: int | None, duration: float | None) -> 
 
 
 def search(flags: Flags, law: str, settings: SaturationSettings) -> Found:
-    """Raises what a run raises (`workload.run.measure`)."""
+    """Raises what a run raises (`workload.run.measured_run.measure`)."""
     request = make_request(flags)
     say_too_short(request)
     steps = SaturationSearch(settings, flags.seed)

@@ -38,7 +38,9 @@ class SseParser:
     """
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._tail: list[bytes] = []
+        """Pieces of a line without its end yet: joined once, however many reads bring it."""
+        self._tail_bytes = 0
         self._data: list[str] = []
         self._event: str | None = None
         self._held_bytes = 0
@@ -52,7 +54,7 @@ class SseParser:
             event = self._take_line(line)
             if event is not None:
                 events.append(event)
-        if self._held_bytes + len(self._tail) > EVENT_BYTES_MAX:
+        if self._held_bytes + self._tail_bytes > EVENT_BYTES_MAX:
             raise ValueError(f"an event of more than {EVENT_BYTES_MAX} bytes: this is not a stream of completions")
         return events
 
@@ -63,15 +65,22 @@ class SseParser:
         if self._skip_line_feed and chunk.startswith(b"\n"):
             chunk = chunk[1:]
         self._skip_line_feed = False
-        lines = (self._tail + chunk).splitlines(keepends=True)
-        self._tail = b""
+        if b"\n" not in chunk and b"\r" not in chunk:
+            self._keep(chunk)
+            return
+        lines = b"".join((*self._tail, chunk)).splitlines(keepends=True)
+        self._tail, self._tail_bytes = [], 0
         for line in lines:
             if line.endswith((b"\n", b"\r")):
                 self._skip_line_feed = line.endswith(b"\r")
                 yield line.rstrip(b"\r\n")
             else:
                 self._skip_line_feed = False
-                self._tail = line
+                self._keep(line)
+
+    def _keep(self, piece: bytes) -> None:
+        self._tail.append(piece)
+        self._tail_bytes += len(piece)
 
     def _take_line(self, raw: bytes) -> SseEvent | None:
         line = raw.decode("utf-8", "replace")

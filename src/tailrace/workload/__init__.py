@@ -1,1 +1,2 @@
-"""Load: what is asked, when, and the shell that sends it and writes down what came back."""
+"""Load: what is asked and when (here), the processes that send it (`send/`), the run around them (`run/`), and launches
+(`cold/`)."""

@@ -1,4 +1,4 @@
-"""What a sender process is told and tells: messages between `workload.senders` and `workload.sender_process`."""
+"""Messages between `workload.run.senders` and `workload.send.sender_process`: what a sender is told, and tells."""
 
 from typing import Any
 

@@ -23,7 +23,7 @@ from tailrace.errors import ConfigError, TailraceError
 from tailrace.measure.report import BenchResult, Report, Verdict
 from tailrace.measure.slo import parse_slo
 from tailrace.workload.job import Progress
-from tailrace.workload.live import LiveNumbers
+from tailrace.workload.run.live import LiveNumbers
 
 NOWHERE = "http://127.0.0.1:9"
 

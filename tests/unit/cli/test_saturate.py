@@ -12,9 +12,9 @@ from tailrace.cli.bench_result import Outputs
 from tailrace.cli.bench_run import Flags, make_request
 from tailrace.cli.main import run
 from tailrace.cli.saturate_run import probe_line, probe_request, report_text, requests_per_run, show
+from tailrace.measure.pages.saturation_page import SaturationReport, bracket, saturation_figures, saturation_page
 from tailrace.measure.run_summary import RunOutcome, RunSummary, RunVerdict
 from tailrace.measure.saturation import Probe, SaturationSearch, SaturationSettings
-from tailrace.measure.saturation_page import SaturationReport, bracket, saturation_figures, saturation_page
 
 NOWHERE = "http://127.0.0.1:9"
 SLO = "ttft_ms_p99<=500"

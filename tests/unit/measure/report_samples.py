@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tailrace.measure.pages.series import RateSeries, RunSeries, WaterfallRow, cdf, flight, percentiles_over_time
 from tailrace.measure.report import (
     CacheUse,
     Distribution,
@@ -17,7 +18,6 @@ from tailrace.measure.report import (
     Verdict,
 )
 from tailrace.measure.run_info import ClientStats, Lag, NullRun, RunInfo
-from tailrace.measure.series import RateSeries, RunSeries, WaterfallRow, cdf, flight, percentiles_over_time
 from tailrace.measure.slo import parse_slo
 
 WINDOW_S = 60.0

@@ -12,7 +12,7 @@ import msgspec
 from tailrace.measure.record import RequestRecord
 from tailrace.workload.job import AnswerText, BodyOptions, Endpoint, Finished, PlanSource, Realisation, SendJob
 from tailrace.workload.plan import PlannedSession, PlannedTurn, Segment
-from tailrace.workload.sender import Sender
+from tailrace.workload.send.sender import Sender
 
 NS_PER_S = 1_000_000_000
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

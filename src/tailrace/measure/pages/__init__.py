@@ -1,0 +1,1 @@
+"""One file without network that shows what a run said: curves, figures, HTML."""

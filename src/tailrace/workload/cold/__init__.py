@@ -1,0 +1,1 @@
+"""From the start of a server to its first token."""

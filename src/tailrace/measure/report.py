@@ -1,4 +1,4 @@
-"""The shape of a report: what one measured run says, ready for JSON. Built by `measure.build`, shown by `measure.pages`.
+"""The shape of a report: what one measured run says, ready for JSON. Made by `measure.build`, shown by `measure.pages`.
 
 Times are milliseconds. A quantile is a number, `"inf"` when failures reach that far, or None when it is undefined
 (no sample); undefined is never zero.

@@ -32,7 +32,8 @@ def measured_text(results: dict[str, Result]) -> str:
         for name, make in (("decode_step", _decode), ("mixed_prefill", _mixed), ("batching", _batching))
         if name in results
     ]
-    return "\n\n".join(parts)
+    peers = {name: result for name, result in results.items() if name.startswith("peers_")}
+    return "\n\n".join([*parts, *([_peers(peers)] if peers else [])])
 
 
 def _where(results: dict[str, Result]) -> str:
@@ -97,3 +98,31 @@ def _batching(result: Result) -> str:
         f"{medians['static']:.0f} output tokens/s with static batching, {medians['continuous']:.0f} with continuous "
         f"(median of {parameters['rounds']} runs each, in turns)."
     )
+
+
+def _peers(results: dict[str, Result]) -> str:
+    """One line a row, one column an engine: the median, and the spread over rounds where there were several."""
+    engines = list(dict.fromkeys(name for result in results.values() for name in result["results"]))
+    rows = [
+        f"| {result['parameters']['row']} | {_figure(result['parameters'])} | "
+        + " | ".join(_cell(result["results"].get(engine)) for engine in engines)
+        + " |"
+        for result in results.values()
+    ]
+    title = (
+        "The same weights served by each engine through HTTP, in turns, measured with `tailrace bench` "
+        "(`make peers bench-peers`): median, and lowest to highest of the rounds:"
+    )
+    head = f"| workload | figure | {' | '.join(engines)} |"
+    return "\n".join([title, "", head, "|" + "---|" * (len(engines) + 2), *rows])
+
+
+def _figure(parameters: Result) -> str:
+    return f"{parameters.get('figure', 'highest rate' if 'slo' in parameters else 'time')}, {parameters['unit']}"
+
+
+def _cell(result: Result | None) -> str:
+    if result is None or result["median"] is None:
+        return "-"
+    spread = f" ({result['lowest']:.4g} to {result['highest']:.4g})" if len(result.get("rounds", ())) > 1 else ""
+    return f"{result['median']:.4g}{spread}"

@@ -174,8 +174,12 @@ def _rates(report: Report) -> str:
 
 
 def _little(report: Report) -> str:
-    difference = report.little.difference_ratio
-    return "" if difference is None else f" (Little's law differs by {ratio(difference)})"
+    little = report.little
+    if little.difference_ratio is None:
+        return ""
+    if little.agrees is None:
+        return " (too short a window to hold Little's law against it)"
+    return f" (Little's law differs by {ratio(little.difference_ratio)})"
 
 
 def _joined(**rates: float | None) -> str:

@@ -18,7 +18,7 @@ from tailrace.measure.intervals import (
     pooled_percentile,
     to_float,
 )
-from tailrace.measure.report import BenchResult, Interval, Report
+from tailrace.measure.report import BenchResult, Interval, Report, Verdict
 from tailrace.measure.run_info import RunInfo
 from tailrace.measure.slo import REQUEST_METRICS, Limit, Slo, percentile_name
 from tailrace.measure.statistics import Floats
@@ -37,16 +37,16 @@ def combine(reports: Sequence[Report], *, seed: int = 0, num_resamples: int = NU
     forbidden = [
         reason for number, report in enumerate(reports, 1) for reason in _invalid(report, number, len(reports))
     ]
-    unsteady = [
-        reason for number, report in enumerate(reports, 1) for reason in _unsteady(report, number, len(reports))
+    unproven = [
+        reason for number, report in enumerate(reports, 1) for reason in _unproven(report, number, len(reports))
     ]
     found = [_judge(limit, reports, intervals) for limit in slo.limits]
     return BenchResult(
         definitions=reports[0].info.definitions,
         reports=list(reports),
         intervals=intervals,
-        passes=_together([passes for passes, _ in found], bool(forbidden), bool(unsteady)),
-        reasons=forbidden + unsteady + ([reason for _, reason in found] or ["no SLO was given"]),
+        passes=_together([passes for passes, _ in found], bool(forbidden), bool(unproven)),
+        reasons=forbidden + unproven + ([reason for _, reason in found] or ["no SLO was given"]),
     )
 
 
@@ -162,24 +162,31 @@ def _judge_by_runs(limit: Limit, reports: Sequence[Report]) -> tuple[bool | None
     return passes, f"{limit}: {worst.reason or 'the bound is within the limit'}{beside}"
 
 
-def _together(found: Sequence[bool | None], is_forbidden: bool, is_unsteady: bool) -> bool | None:
+def _together(found: Sequence[bool | None], is_forbidden: bool, is_unproven: bool) -> bool | None:
     if is_forbidden or not found:
         return None
     if False in found:
         return False
-    return None if None in found or is_unsteady else True
+    return None if None in found or is_unproven else True
 
 
 def _invalid(report: Report, number: int, num_runs: int) -> list[str]:
     return [f"{_run(report, number, num_runs)}{reason}" for reason in invalid_reasons(report)]
 
 
-def _unsteady(report: Report, number: int, num_runs: int) -> list[str]:
-    steadiness = report.steadiness
-    if steadiness.verdict == "steady":
-        return []
-    why = "; ".join(steadiness.reasons)
-    return [f"{_run(report, number, num_runs)}steadiness {steadiness.verdict}{f': {why}' if why else ''}"]
+def _unproven(report: Report, number: int, num_runs: int) -> list[str]:
+    """What keeps a run from carrying a claim, though it may still show that a limit is broken."""
+    found = []
+    client = report.verdicts.get("client", Verdict(state="unknown"))
+    if client.state == "unknown":
+        found.append(_because("client not checked", client.reasons))
+    if report.steadiness.verdict != "steady":
+        found.append(_because(f"steadiness {report.steadiness.verdict}", report.steadiness.reasons))
+    return [f"{_run(report, number, num_runs)}{reason}" for reason in found]
+
+
+def _because(what: str, reasons: Sequence[str]) -> str:
+    return f"{what}: {'; '.join(reasons)}" if reasons else what
 
 
 def _run(report: Report, number: int, num_runs: int) -> str:

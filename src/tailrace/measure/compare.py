@@ -168,10 +168,8 @@ def _figures(a: Sequence[Report], b: Sequence[Report]) -> list[Change]:
 
 
 def _failed_ratio(report: Report) -> float | None:
-    total = sum(report.outcomes.values()) - report.num_planned_cancels
-    cancelled = min(report.outcomes.get("cancelled", 0), report.num_planned_cancels)
-    failed = sum(num for name, num in report.outcomes.items() if name != "ok") - cancelled
-    return failed / total if total > 0 else None
+    failed = report.num_failed
+    return None if failed is None or report.num_requests <= 0 else failed / report.num_requests
 
 
 _FIGURES: dict[str, Callable[[Report], float | None]] = {

@@ -61,7 +61,7 @@ def tokens_after_first(table: RecordTable) -> Floats:
 
 def _tpot_ms(table: RecordTable) -> Floats:
     after = tokens_after_first(table)
-    some = after > 0
+    some = (after > 0) & (table.chunks.counts > 1)  # tokens that came with the first have no time of their own
     tpot = np.full(len(table), np.nan)
     tpot[some] = table.elapsed_ms("first", "last")[some] / after[some]
     return tpot

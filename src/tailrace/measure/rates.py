@@ -11,6 +11,7 @@ from tailrace.measure.table import Bools, Floats
 from tailrace.measure.window import Window
 
 LITTLE_RATIO_MAX = 0.02
+LITTLE_CHANCE_SIGMAS = 2.0
 
 
 def rates(window: Window) -> Rates:
@@ -76,23 +77,41 @@ def goodput(window: Window) -> Goodput | None:
 
 
 def little(window: Window) -> Little:
-    """From scheduled arrival to the end, failures and planned cancellations included: all of them are load."""
+    """From scheduled arrival to the end, failures and planned cancellations included: all of them are load.
+
+    L and lambda W differ by what lies across the edges of the window: stays that reach in from before add to L alone,
+    what lasts past the end to W alone. In a steady state the two balance, up to chance: a sum of independent parts
+    strays by about the root of the sum of their squares.
+    """
     start_s, end_s = window.since_start_s("scheduled"), window.since_start_s("ended")
     inside = np.clip(np.minimum(end_s, window.seconds) - np.maximum(start_s, 0.0), 0.0, None)
+    before = inside[start_s < 0]
+    after = np.clip(end_s - window.seconds, 0.0, None)[window.scheduled]
     in_flight = _ordered_sum(inside) / window.seconds if window.seconds else 0.0
     spent = (end_s - start_s)[window.scheduled]
     arrivals_per_s = _per_s(len(spent), window.seconds)
     residence = _ordered_sum(spent) / len(spent) if len(spent) else None
-    difference = None
+    difference = chance = None
     if residence is not None and in_flight > 0:
         difference = (arrivals_per_s * residence - in_flight) / in_flight
+        strays_s = float(np.sqrt(_ordered_sum(before * before) + _ordered_sum(after * after)))
+        chance = LITTLE_CHANCE_SIGMAS * strays_s / (in_flight * window.seconds)
     return Little(
         in_flight_mean=in_flight,
         arrivals_per_s=arrivals_per_s,
         residence_s_mean=residence,
         difference_ratio=difference,
-        agrees=difference is not None and abs(difference) <= LITTLE_RATIO_MAX,
+        chance_ratio=chance,
+        agrees=_agrees(difference, chance),
     )
+
+
+def _agrees(difference: float | None, chance: float | None) -> bool | None:
+    if difference is None or chance is None:
+        return None
+    if abs(difference) <= LITTLE_RATIO_MAX:
+        return True
+    return None if abs(difference) <= LITTLE_RATIO_MAX + chance else False
 
 
 def lengths(window: Window) -> Lengths:
@@ -117,9 +136,13 @@ def cache_use(window: Window) -> CacheUse:
 
 
 def _tokens_received(window: Window) -> int | None:
-    """Tokens whose chunk arrived in the window, of whatever request; None where some are not known."""
+    """Tokens whose chunk arrived in the window, of whatever request; None where some of these are not known.
+
+    Streams cut when the load was stopped have no count (their `usage` never came), and lie after the window.
+    """
     table = window.table
-    if (tokens_are(table, TokenCount.UNKNOWN) & (table.chunks.counts > 0)).any():
+    in_window = (table.time_ns("first") < window.end_ns) & (table.time_ns("last") >= window.start_ns)
+    if (tokens_are(table, TokenCount.UNKNOWN) & table.known("first") & in_window).any():
         return None
     pieces = table.chunks.instants(table.time_ns("scheduled"))
     return sum(int(tokens[(t >= window.start_ns) & (t < window.end_ns)].sum()) for t, tokens in pieces)

@@ -65,8 +65,10 @@ class Little(msgspec.Struct, frozen=True, kw_only=True):
     arrivals_per_s: float
     residence_s_mean: float | None
     difference_ratio: float | None
-    agrees: bool
-    """Within 2 %."""
+    chance_ratio: float | None = None
+    """How far the requests that lie across an edge of the window may move the difference by chance."""
+    agrees: bool | None
+    """Within 2 %. None: it is not, and chance may explain that; a longer window would tell."""
 
 
 class Steadiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +159,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     is_valid: bool
     """No verdict is `invalid`."""
     samples: Samples
+
+    @property
+    def num_failed(self) -> int | None:
+        """Of `num_requests`, those that did not end well; None in a report without TTFT."""
+        ttft = self.metrics.get("ttft_ms")
+        return None if ttft is None else ttft.num_failed
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

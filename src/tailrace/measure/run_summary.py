@@ -8,7 +8,6 @@ import numpy as np
 
 from tailrace.measure.combine import combine, invalid_reasons
 from tailrace.measure.intervals import to_float
-from tailrace.measure.record import Outcome
 from tailrace.measure.report import Quantile, Report, Samples
 from tailrace.measure.statistics import nearest_rank
 
@@ -52,7 +51,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     queue_age_ms_p99: float | None = None
     """At each arrival, how long the oldest request without a token had waited: see `queue_ages_ms`."""
     little_difference_ratio: float | None = None
-    little_agrees: bool = True
+    little_agrees: bool | None = True
 
 
 class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,15 +68,13 @@ def judge(report: Report) -> RunVerdict:
 
 def summarise(report: Report) -> RunSummary:
     goodput = report.goodput
-    planned = report.num_planned_cancels
-    num_bad = sum(num for name, num in report.outcomes.items() if name != Outcome.OK)
     ages = queue_ages_ms(report.samples)
     return RunSummary(
         offered_per_s=report.rates.offered_per_s,
         issued_per_s=report.rates.issued_per_s,
         completed_per_s=report.rates.completed_per_s,
         num_requests=report.num_requests,
-        num_errors=max(num_bad - min(planned, report.outcomes.get(Outcome.CANCELLED, 0)), 0),
+        num_errors=report.num_failed or 0,
         num_attained=goodput.num_attained if goodput else 0,
         attainment_ratio=goodput.attainment_ratio if goodput else None,
         goodput_per_s=goodput.per_s if goodput else None,

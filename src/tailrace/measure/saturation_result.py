@@ -147,6 +147,6 @@ def _remarks(
     spoilt = [probe for probe in probes if probe.is_spoilt]
     if spoilt:
         remarks.append(f"{len(spoilt)} of {len(probes)} runs were invalid and count for nothing")
-    if any(run.rate_per_s == last_pass and not run.summary.little_agrees for run in probes):
+    if any(run.rate_per_s == last_pass and run.summary.little_agrees is False for run in probes):
         remarks.append(f"Little's law is off by more than 2 % in a run at {last_pass:g}/s")
     return remarks

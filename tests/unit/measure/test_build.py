@@ -11,6 +11,7 @@ from tailrace.measure.build import METRICS, SAMPLES_MAX, build_report
 from tailrace.measure.record import Outcome, RequestRecord, TokenCount
 from tailrace.measure.report import Report
 from tailrace.measure.run_info import Lag, RunInfo
+from tailrace.measure.run_summary import summarise
 from tailrace.measure.table import RecordTable
 
 
@@ -100,7 +101,36 @@ def test_littles_law_holds_for_whole_stays_and_fails_for_cut_ones() -> None:
     assert inside.difference_ratio == pytest.approx(0)
     assert inside.agrees
     growing = report([record(str(i), i * 10, [2_000]) for i in range(90)]).little
-    assert not growing.agrees
+    assert growing.agrees is False
+
+
+def test_littles_law_is_open_where_the_edges_of_the_window_may_explain_the_difference() -> None:
+    two_in_turn = [record("a", 0, [499]), record("b", 500, [2_000])]  # a closed loop of one, cut by its window
+    found = report(two_in_turn).little
+    assert found.difference_ratio == pytest.approx(1.501)
+    assert found.chance_ratio == pytest.approx(2 * 1.501)
+    assert found.agrees is None
+    assert report([]).little.agrees is None
+
+
+def test_a_cut_stream_leaves_token_rates_undefined_only_where_it_touches_the_window() -> None:
+    cut = {"outcome": Outcome.CANCELLED, "token_count": TokenCount.UNKNOWN, "num_output_tokens": None}
+    good = record("a", 0, [5, 5])
+    assert report([good, record("stopped", 1_001, [5, 5], **cut)]).rates.output_tokens_per_s == 2
+    assert report([good, record("in the window", 990, [5, 50], **cut)]).rates.output_tokens_per_s is None
+    assert report([good, record("into the window", -10, [5, 50], **cut)]).rates.output_tokens_per_s is None
+
+
+def test_failures_are_counted_among_the_counted_alone() -> None:
+    rows = [
+        record("planned, ended before it", 0, [5], will_cancel=True),
+        failed("planned, refused", 1, will_cancel=True),
+        failed("left by itself", 2, outcome=Outcome.CANCELLED),
+        record("good", 3, [5]),
+    ]
+    made = report(rows)
+    assert (made.num_requests, made.num_planned_cancels, made.num_failed) == (2, 2, 1)
+    assert summarise(made).num_errors == 1
 
 
 def test_lengths_and_cache_use_are_summed() -> None:

@@ -12,7 +12,7 @@ from tailrace.errors import InvalidRequest
 from tailrace.measure.combine import combine as combine_fully
 from tailrace.measure.combine import law_differences
 from tailrace.measure.intervals import to_float
-from tailrace.measure.report import BenchResult, Report
+from tailrace.measure.report import BenchResult, Report, Verdict
 
 
 def combine(reports: Sequence[Report]) -> BenchResult:
@@ -157,3 +157,12 @@ def test_a_result_survives_json() -> None:
     values[::20] = math.inf
     result = combine([report(values, "run-a"), report(values, "run-b")])
     assert msgspec.json.decode(msgspec.json.encode(result), type=BenchResult) == result
+
+
+@pytest.mark.parametrize("num_runs", [1, 3])
+def test_a_client_that_was_not_checked_carries_no_claim(num_runs: int) -> None:
+    unchecked = Verdict(state="unknown", reasons=["no calibration against a null server was made"])
+    runs = [msgspec.structs.replace(run, verdicts=run.verdicts | {"client": unchecked}) for run in repeats(num_runs)]
+    result = combine(runs)
+    assert result.passes is None
+    assert "client not checked: no calibration" in result.reasons[0]

@@ -87,6 +87,7 @@ def test_the_server_counts_tokens_that_chunks_do_not_show() -> None:
     [
         record("one", 0, [50]),
         record("bundled", 0, [50], [8]),
+        record("bundled, and not said so", 0, [50], num_output_tokens=9),
         record("said too few", 0, [50, 10], [2, 1], num_output_tokens=2),
         record("unknown", 0, [50, 10], num_output_tokens=None, token_count=TokenCount.UNKNOWN),
     ],

@@ -173,8 +173,10 @@ def _pair(report: Report, metric: str) -> str:
 
 
 def _little(report: Report) -> str:
-    difference = report.little.difference_ratio
-    return "" if difference is None else f"Little's law differs by {difference:.1%}"
+    little = report.little
+    if little.difference_ratio is None or little.agrees is None:
+        return ""
+    return f"Little's law differs by {little.difference_ratio:.1%}"
 
 
 def _after(report: Report) -> str:

@@ -180,7 +180,7 @@ def _runs(probes: Sequence[ProbeResult]) -> str:
 
 def _run_cells(probe: ProbeResult) -> list[str]:
     s = probe.summary
-    little = "–" if s.little_difference_ratio is None else f"{s.little_difference_ratio:.1%}"
+    little = "–" if s.little_agrees is None or s.little_difference_ratio is None else f"{s.little_difference_ratio:.1%}"
     return [
         f"{probe.rate_per_s:g}",
         probe.purpose,

@@ -31,6 +31,9 @@ COHORTS_MAX = 64
 GROUPS_MAX = 100_000
 TURNS_MAX = 256
 _CLIPPING_SAID_FROM = 0.01
+_DOTTED_KEY = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){16}""")
+"""No table is that deep, and tomllib keeps every start of a dotted key: 200 kB of one take 40 GB."""
+_KEY_CHARS_SHOWN = 64
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,9 +193,11 @@ def read_workload_text(name_or_path: str) -> str:
 
 def decode_workload(text: str, origin: str = "the workload") -> Workload:
     """The workload of a TOML text. Raises ConfigError that names the key at fault."""
+    if _DOTTED_KEY.search(text):
+        raise ConfigError(f"{origin} has a key of more than 16 parts: is it a workload?", param="workload")
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and int's own of a number with thousands of digits
         raise ConfigError(f"{origin} is not valid TOML: {error}", param="workload") from error
     except RecursionError:
         raise ConfigError(f"{origin} is nested too deeply", param="workload") from None
@@ -247,6 +252,7 @@ def _explain(message: str, raw: dict[str, Any]) -> str:
         choices = _keys_at(path, raw)
         if choices:
             where = f" in {path.lstrip('.')}" if path else ""
+            key = key[:_KEY_CHARS_SHOWN]
             return f"unknown key {key!r}{where}; the nearest is {nearest(key, choices)!r}"
     if "Invalid value " in message and ".law" in message:
         return f"{message}; laws: {', '.join(_LAWS)}"

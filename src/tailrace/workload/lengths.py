@@ -4,7 +4,10 @@ A law turns one uniform number into one value, so that a draw costs one random n
 follow from the same function that draws (`mean`, `clipped_ratio`), not from a second formula.
 """
 
+import bisect
+import itertools
 import math
+from functools import cached_property
 from statistics import NormalDist
 from typing import ClassVar
 
@@ -123,7 +126,7 @@ class Exponential(_Law, frozen=True, kw_only=True, tag="exponential"):
         return -self.mean * math.log1p(-u)
 
 
-class Empirical(_Law, frozen=True, kw_only=True, tag="empirical"):
+class Empirical(_Law, frozen=True, kw_only=True, tag="empirical", dict=True):
     """Listed values, each as likely as its weight (all alike without weights)."""
 
     values: tuple[float, ...]
@@ -144,15 +147,17 @@ class Empirical(_Law, frozen=True, kw_only=True, tag="empirical"):
     def quantile(self, u: float) -> float:
         if not self.weights:
             return self.values[min(int(u * len(self.values)), len(self.values) - 1)]
-        left = u * sum(self.weights)
-        chosen = self.values[0]
-        for value, weight in zip(self.values, self.weights, strict=True):
-            if weight > 0:
-                chosen = value
-                left -= weight
-                if left < 0:
-                    break
-        return chosen
+        cumulative = self._cumulative
+        return self.values[min(bisect.bisect_right(cumulative, u * cumulative[-1]), self._last)]
+
+    @cached_property
+    def _cumulative(self) -> list[float]:
+        return list(itertools.accumulate(self.weights))
+
+    @cached_property
+    def _last(self) -> int:
+        """The last value with a weight: rounding must not reach beyond it."""
+        return max(number for number, weight in enumerate(self.weights) if weight > 0)
 
 
 Law = Constant | Uniform | Lognormal | Exponential | Empirical

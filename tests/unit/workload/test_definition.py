@@ -102,6 +102,9 @@ def test_an_unknown_key_fails_and_names_its_place_and_the_nearest(text: str, sai
     [
         ("name = ", "not valid TOML"),
         ("a = " + "[" * 5000, "nested too deeply"),
+        ("a." * 100_000 + "a = 1", "a key of more than 16 parts"),
+        ("a = " + "9" * 5000, "not valid TOML"),
+        ("k" * 100_000 + " = 1", "unknown key '" + "k" * 64 + "'"),
         ("name = 'a'", "missing required key `cohorts`"),
         ("name = 'a'\ncohorts = []", "1 to 64"),
         ("name = 'a b'\n[[cohorts]]\n" + LAWS, "name must be"),
@@ -121,6 +124,7 @@ def test_a_wrong_workload_ends_in_one_line_that_names_the_file_and_the_fault(tex
     message = refusal(text)
     assert message.startswith("file.toml")
     assert said in message
+    assert len(message) < 400
 
 
 def test_an_unknown_name_gives_the_nearest_and_all_names() -> None:

@@ -1,5 +1,6 @@
 """From files of rows to what is shown: one report a file, their curves, and what they say together."""
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,18 +26,28 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     out: str | None = None
 
     def check(self) -> None:
-        """Before minutes of measuring: raises ConfigError for a folder that does not exist."""
+        """Before minutes of measuring: raises ConfigError for a file that could not be written."""
         for path in (self.html, self.out):
             if path is not None:
                 check_writable(path)
+        if self.html is not None and self.html == self.out:
+            raise ConfigError(f"{self.out} cannot be both the page and the JSON: give two names")
 
 
 def check_writable(path: str) -> None:
-    folder = Path(path).expanduser().parent
-    if not folder.is_dir():
-        raise ConfigError(f"{path} cannot be written: there is no folder {str(folder)!r}")
-    if Path(path).expanduser().is_dir():
+    """Tries: permissions alone do not tell of a folder that is mounted read-only."""
+    file = Path(path).expanduser()
+    if not file.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {str(file.parent)!r}")
+    if file.is_dir():
         raise ConfigError(f"{path} is a folder; name a file")
+    try:
+        if file.exists():
+            file.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}; name a file elsewhere") from error
 
 
 def result_of(paths: Sequence[Path], slo: Slo | None, *, with_curves: bool) -> tuple[BenchResult, list[RunSeries]]:

@@ -51,6 +51,15 @@ CHECK: Any = typer.Option(False, "--check", help="Exit 1 when a limit does not h
 HEADERS_MAX = 64
 NUM_SENDERS_MAX = 256
 BODY_CHARS_MAX = 1024 * 1024
+OWN_FIELDS = {
+    "messages": "the workload makes it",
+    "prompt": "the workload makes it",
+    "max_tokens": "the workload makes it",
+    "stream": "only a stream shows when tokens come",
+    "stream_options": "see --chunk-usage",
+    "model": "see --model",
+}
+"""Of a body: with others the run would not be the one that the report describes."""
 
 
 def parse_senders(text: str) -> int | None:
@@ -80,7 +89,7 @@ def parse_headers(texts: list[str] | None) -> dict[str, str]:
 
 
 def parse_extra_body(text: str | None) -> dict[str, Any]:
-    """Raises ConfigError for what is not a JSON object."""
+    """Raises ConfigError for what is not a JSON object, and for fields that the client sets."""
     from tailrace.errors import ConfigError
 
     if text is None:
@@ -88,11 +97,15 @@ def parse_extra_body(text: str | None) -> dict[str, Any]:
     if len(text) > BODY_CHARS_MAX:
         raise ConfigError(f"--extra-body is longer than {BODY_CHARS_MAX:,} characters", param="extra_body")
     try:
-        return msgspec.json.decode(text.encode(), type=dict[str, Any])
+        fields = msgspec.json.decode(text.encode(), type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
         raise ConfigError(
             f"--extra-body is not a JSON object: {error}; write for example '{{\"top_k\": 1}}'", param="extra_body"
         ) from error
+    for name, why in OWN_FIELDS.items():
+        if name in fields:
+            raise ConfigError(f"--extra-body: leave {name} out: {why}", param="extra_body")
+    return fields
 
 
 def parse_api(text: str) -> str:

@@ -12,17 +12,19 @@ import msgspec
 from tailrace.cli import bench_options
 from tailrace.cli.bench_progress import display
 from tailrace.cli.output import note
-from tailrace.errors import ConfigError
+from tailrace.errors import ClientFailed, ConfigError
 from tailrace.measure.run_info import RunInfo
 from tailrace.measure.slo import Slo, parse_slo
 from tailrace.measure.statistics import min_samples
 from tailrace.workload.arrivals import Trace, parse_arrivals
 from tailrace.workload.definition import decode_workload, read_workload_text
 from tailrace.workload.draw import DURATION_S_MAX, draw_plan
-from tailrace.workload.job import BodyOptions
+from tailrace.workload.job import BodyOptions, Endpoint
+from tailrace.workload.run.endpoint import base_url
 from tailrace.workload.run.measured_run import Show, measure
 from tailrace.workload.run.request import BenchRequest, new_run_id, repeat
 from tailrace.workload.run.second_count import Recount, recount_with
+from tailrace.workload.send.pool import Target
 
 TIMEOUT_S_MAX = 18 * 3600.0
 """Rows keep no longer gaps."""
@@ -63,7 +65,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_request(flags: Flags) -> BenchRequest:
     """Checks everything that can be checked before anything is sent. Raises ConfigError or InvalidRequest."""
-    _check_address(flags.url)
+    headers = bench_options.parse_headers(flags.header)
+    _check_address(flags.url, flags.api_key, headers)
     if not 0 < flags.timeout <= TIMEOUT_S_MAX:
         raise ConfigError(f"--timeout {flags.timeout:g}: at most {TIMEOUT_S_MAX:g} s", param="timeout")
     text = read_workload_text(flags.workload)
@@ -85,7 +88,7 @@ def make_request(flags: Flags) -> BenchRequest:
         api=bench_options.parse_api(flags.api),
         model=flags.model,
         api_key=flags.api_key,
-        headers=bench_options.parse_headers(flags.header),
+        headers=headers,
         options=BodyOptions(
             ignore_eos=flags.ignore_eos,
             chunk_usage=flags.chunk_usage,
@@ -101,10 +104,22 @@ def make_request(flags: Flags) -> BenchRequest:
     return request
 
 
-def _check_address(url: str) -> None:
-    """Raises ConfigError for one with a password: addresses are shown and kept, secrets are not."""
-    if "@" in url.rpartition("://")[2].partition("/")[0]:
+def _check_address(url: str, api_key: str | None, headers: dict[str, str]) -> None:
+    """Raises ConfigError for an address or a header that no request could carry; `run.endpoint` finds out only when it
+    asks. An address with a password is refused too: addresses are shown and kept, secrets are not."""
+    host, _, path = url.rpartition("://")[2].partition("/")
+    if "@" in host:
         raise ConfigError("the address holds a user or password; give it as --api-key or --header", param="url")
+    if not (path.isascii() and path.isprintable()) or " " in path or "?" in url or "#" in url:
+        raise ConfigError(
+            f"the address {url!r} has a query, a space or a strange character; write http://host:port", param="url"
+        )
+    if path.rstrip("/").endswith(("/completions", "/models")):
+        raise ConfigError(f"{url} is one route of a service; give the address before /v1", param="url")
+    try:
+        Target(Endpoint(base_url=base_url(url), model="", api_key=api_key, headers=headers))
+    except ClientFailed as error:
+        raise ConfigError(error.message, param="url") from error
 
 
 def requests_needed(slo: Slo) -> int:

@@ -60,6 +60,13 @@ def result(*reports: Report, passes: bool | None = None) -> BenchResult:
         (["--rows", "missing-folder/rows.jsonl.gz"], "there is no folder"),
         (["--html", "missing-folder/page.html"], "there is no folder"),
         (["--out", "."], "is a folder"),
+        (["--out", "/proc/result.json"], "cannot be written"),
+        (["--rows", "/proc/rows.jsonl"], "cannot be written"),
+        (["--out", "one.file", "--html", "one.file"], "give two names"),
+        (["--header", "X-A: b\r\nX-B: c"], "a character that a header cannot carry"),
+        (["--header", "Host: x"], "leave it out"),
+        (["--api-key", "a\nb"], "a character that a header cannot carry"),
+        *((["--extra-body", f'{{"{name}": 1}}'], f"leave {name} out") for name in bench_options.OWN_FIELDS),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_sent(
@@ -72,10 +79,23 @@ def test_bad_input_is_one_line_before_anything_is_sent(
     assert len(shown.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://host:notaport"])
-def test_an_address_that_is_none_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", url, "--requests", "1"]) == 5
-    assert capsys.readouterr().err.splitlines()[-1] == f"tailrace: {url} is not an HTTP address; write http://host:port"
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp://host", "ftp://host is not an HTTP address; write http://host:port"),
+        ("http://", "http:// is not an HTTP address; write http://host:port"),
+        ("http://host:notaport", "http://host:notaport is not an HTTP address; write http://host:port"),
+        ("http://host/?key=1", "write http://host:port"),
+        ("http://host/a b", "write http://host:port"),
+        ("http://host/\r\nX: y", "write http://host:port"),
+        ("http://host/v1/chat/completions", "give the address before /v1"),
+    ],
+)
+def test_an_address_that_is_none_is_one_line(url: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", url, "--requests", "1"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.endswith(f"{said}\n")
+    assert len(shown.splitlines()) == 1
 
 
 def test_a_service_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,9 @@ import os
 import tempfile
 import zlib
 from collections.abc import Generator, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 import msgspec
 
@@ -29,10 +30,20 @@ _BLOCK_BYTES = 1 << 20
 _GZIP_LEVEL = 4
 """Rows shrink about as much at the highest level, at several times the cost."""
 _GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+_PACKED_BYTES = 1 << 18
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _ENCODER = msgspec.json.Encoder()
 _RECORDS = msgspec.json.Decoder(RequestRecord)
+
+
+class _Block(NamedTuple):
+    """Whole lines of a file, the last without its end."""
+
+    first_line: int
+    text: bytes
+    num_lines: int
 
 
 def encode_record(record: RequestRecord) -> bytes:
@@ -69,9 +80,9 @@ def read_rows(path: Path) -> tuple[RunInfo, RecordTable]:
     blocks = _blocks(path)
     info = _read_info(path, next(blocks))
     builder = TableBuilder()
-    for first_line, block in blocks:
+    for block in blocks:
         with _no_collection():
-            _add_block(path, builder, first_line, block)
+            _add_block(path, builder, block)
         if builder.num_rows > ROWS_MAX or builder.num_chunks > CHUNKS_MAX:
             raise ConfigError(f"{path} has more than {ROWS_MAX:,} rows or {CHUNKS_MAX:,} chunks; report it in parts")
     return info, builder.table()
@@ -89,16 +100,16 @@ def read_records(path: Path) -> Iterator[RequestRecord]:
     blocks = _blocks(path)
     with contextlib.closing(blocks):
         _read_info(path, next(blocks))
-        for first_line, block in blocks:
-            yield from _decode(path, first_line, block)
+        for block in blocks:
+            yield from _decode(path, block)
 
 
-def _add_block(path: Path, builder: TableBuilder, first_line: int, block: bytes) -> None:
-    records = _decode(path, first_line, block)
+def _add_block(path: Path, builder: TableBuilder, block: _Block) -> None:
+    records = _decode(path, block)
     try:
         builder.add(records)
     except BadRecord as bad:
-        raise _at(path, first_line + bad.index, bad.reason) from None
+        raise _at(path, block.first_line + bad.index, bad.reason) from None
 
 
 @contextlib.contextmanager
@@ -123,63 +134,83 @@ def _compressed(raw: IO[bytes], wanted: bool) -> Iterator[IO[bytes]]:
         yield cast(IO[bytes], packed)
 
 
-def _blocks(path: Path) -> Generator[tuple[int, bytes], None, None]:
-    """(number of its first line, whole lines): the header alone, then blocks of lines."""
+def _blocks(path: Path) -> Generator[_Block, None, None]:
+    """The header alone, then blocks of whole lines."""
     try:
         with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP_MAGIC
+            is_packed = raw.read(2) == _GZIP_MAGIC
             raw.seek(0)
-            file = cast(IO[bytes], gzip.GzipFile(fileobj=raw, mode="rb")) if packed else raw
-            header = file.readline(LINE_BYTES_MAX + 1)
-            if len(header) > LINE_BYTES_MAX:
-                raise _too_long(path, 1)
-            yield 1, header
-            yield from _line_blocks(path, file)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            yield from _line_blocks(path, _unpacked(raw) if is_packed else iter(lambda: raw.read(_BLOCK_BYTES), b""))
+    except (EOFError, zlib.error) as error:
         raise ConfigError(f"{path} is damaged or was cut short while it was written ({error})") from None
     except OSError as error:
         raise ConfigError(f"cannot read rows from {path}: {error.strerror or error}") from None
 
 
-def _line_blocks(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
+    """What one gzip member, or several in a row, hold. `gzip` itself reads 8 KiB at a time, which costs twice."""
+    member, rest = zlib.decompressobj(_GZIP_WINDOW), b""
+    while True:
+        packed = rest or raw.read(_PACKED_BYTES)
+        if member.eof:
+            packed = packed.lstrip(b"\0")  # a file may be filled up to a whole sector
+            member = zlib.decompressobj(_GZIP_WINDOW) if packed else member
+        piece = member.decompress(packed, _BLOCK_BYTES)
+        rest = member.unused_data if member.eof else member.unconsumed_tail
+        if piece:
+            yield piece
+        elif not packed:
+            break
+    if not member.eof:
+        raise EOFError("its end is missing")
+
+
+def _line_blocks(path: Path, pieces: Iterator[bytes]) -> Iterator[_Block]:
+    text = b""
+    while b"\n" not in text and len(text) <= LINE_BYTES_MAX and (piece := next(pieces, b"")):
+        text += piece
+    header, _, text = text.partition(b"\n")
+    if len(header) > LINE_BYTES_MAX:
+        raise _too_long(path, 1)
+    yield _Block(1, header, 1)
     line, rest = 2, b""
-    while block := file.read(_BLOCK_BYTES):
-        whole, end, rest = (rest + block).rpartition(b"\n")
+    for piece in chain((text,), pieces):
+        whole, end, rest = (rest + piece).rpartition(b"\n")
         if end:
-            yield line, whole
-            line += whole.count(b"\n") + 1
+            num_lines = whole.count(b"\n") + 1
+            yield _Block(line, whole, num_lines)
+            line += num_lines
         if len(rest) > LINE_BYTES_MAX:
             raise _too_long(path, line)
     if rest:
-        yield line, rest
+        yield _Block(line, rest, 1)
 
 
-def _decode(path: Path, first_line: int, block: bytes) -> list[RequestRecord]:
-    num_lines = block.count(b"\n") + 1
+def _decode(path: Path, block: _Block) -> list[RequestRecord]:
     try:
-        records = _RECORDS.decode_lines(block)
-        if len(records) == num_lines:
+        records = _RECORDS.decode_lines(block.text)
+        if len(records) == block.num_lines:
             return records
     except _UNDECODABLE:
         pass
     # Line by line, to name the one at fault; a blank line or a line of two objects is one too.
-    for number, line in enumerate(block.split(b"\n")):
+    for number, line in enumerate(block.text.split(b"\n")):
         try:
             _RECORDS.decode(line)
         except _UNDECODABLE as error:
-            raise _at(path, first_line + number, f"not a request's record: {error}") from None
+            raise _at(path, block.first_line + number, f"not a request's record: {error}") from None
     raise AssertionError("a block that does not decode has a line that does not")
 
 
-def _read_info(path: Path, first: tuple[int, bytes]) -> RunInfo:
+def _read_info(path: Path, first: _Block) -> RunInfo:
     try:
-        version = msgspec.json.decode(first[1], type=_Version).definitions
+        version = msgspec.json.decode(first.text, type=_Version).definitions
         if version != DEFINITIONS:
             raise ConfigError(
                 f"{path} was written under the definitions {version[:60]!r}, this tailrace reads {DEFINITIONS!r}; "
                 "use the version that wrote it"
             )
-        info = msgspec.json.decode(first[1], type=RunInfo)
+        info = msgspec.json.decode(first.text, type=RunInfo)
     except _UNDECODABLE as error:
         raise _at(
             path, 1, f"not the header of a run: {error}; is it a file that `tailrace bench --rows` wrote?"

@@ -73,6 +73,22 @@ def test_many_blocks_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert len(read_rows(path)[1]) == 50
 
 
+def test_packed_files_put_together_read_as_one(tmp_path: Path) -> None:
+    lines = [encode_record(row) + b"\n" for row in ROWS]
+    path = write(tmp_path / "rows.gz", ROWS[:1])
+    path.write_bytes(path.read_bytes() + b"".join(map(gzip.compress, lines[1:])) + bytes(512))
+    assert list(read_records(path)) == ROWS
+
+
+def test_a_packed_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    whole = write(tmp_path / "rows.gz", ROWS).read_bytes()
+    path = tmp_path / "cut.gz"
+    for size in range(2, len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match="cut short|not the header"):
+            read_rows(path)
+
+
 def test_a_last_line_without_an_end_counts(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", ROWS)
     path.write_bytes(path.read_bytes().rstrip(b"\n"))

@@ -13,9 +13,9 @@ from tailrace.measure.table import GAP_NS_MAX, MESSAGES_MAX, OUTCOMES, RecordTab
 
 def test_columns_hold_what_the_records_say() -> None:
     rows = [
-        record("a", 0, [10, 5, 7], [3, 1, 2], cohort="long"),
+        record("a", 0, [10, 5, 7], [3, 1, 2]),
         failed("b", 20, message="no room"),
-        record("c", 30, [4], cohort="long"),
+        record("c", 30, [4]),
     ]
     table = RecordTable.from_records(rows)
     assert len(table) == 3
@@ -26,7 +26,6 @@ def test_columns_hold_what_the_records_say() -> None:
     assert table.chunks.token_sums().tolist() == [6, 0, 1]
     assert table.chunks.first_tokens().tolist() == [3, 0, 1]
     assert table.chunks.stalls_ns().tolist() == [7 * MS, 0, 0]
-    assert [table.cohorts[code] for code in table.cohort_codes] == ["long", "", "long"]
     assert [table.messages[code] for code in table.message_codes] == ["", "no room", ""]
     assert table.known("first").tolist() == [True, False, True]
     assert table.time_ns("last")[[0, 2]].tolist() == [ns(22), ns(34)]
@@ -114,3 +113,14 @@ def test_instants_equal_running_sums(drawn: list[tuple[int, list[int]]]) -> None
     assert [int(t) for times, _ in table.chunks.instants(table.time_ns("scheduled")) for t in times] == expected
     assert table.chunks.stalls_ns().tolist() == [max(gaps[1:], default=0) for _, gaps in drawn]
     assert [int(t) for t in table.time_ns("last")[table.known("last")]] == [at + sum(g) for at, g in drawn if g]
+
+
+def test_a_chunk_may_have_many_tokens() -> None:
+    table = RecordTable.from_records([record("a", 0, [10, 5], [300, 70_000]), record("b", 1, [10, 5])])
+    assert table.chunks.tokens.tolist() == [300, 70_000, 1, 1]
+
+
+@pytest.mark.parametrize("field", ["scheduled_ns", "ended_ns", "issued_ns", "num_output_tokens"])
+def test_the_smallest_number_is_no_missing_one(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"record 2: {field} is negative"):
+        RecordTable.from_records([record("a", 0, [10]), record("b", 0, [10], **{field: -(1 << 63)})])

@@ -51,6 +51,8 @@ def test_a_failure_is_the_commands_output_and_one_line(capsys: pytest.CaptureFix
         ["--api", "tokens", "--", "true", "{port}"],
         ["--ready-path", "health", "--", "true", "{port}"],
         ["--repeats", "0", "--", "true", "{port}"],
+        ["--", "true"],
+        ["--url", "http://me:hush@127.0.0.1:1", "--", "true"],
     ],
 )
 def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tailrace.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from tailrace.errors import ClientFailed, StartFailed, TailraceError
+from tailrace.errors import ClientFailed, ConfigError, StartFailed, TailraceError
 from tailrace.wire.chunks import error_text
 from tailrace.workload.cold.launched import Launched
 from tailrace.workload.cold.short_call import CallFailed, FirstToken, first_model, get, stream_first_token
@@ -94,13 +94,14 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure_coldstart(job: ColdstartJob, watch: Watch) -> ColdstartResult:
-    """Raises StartFailed (the command) or ClientFailed (its answers); nothing is left running in either case."""
-    if job.port is None and not any(PORT_FIELD in part for part in job.command):
-        raise StartFailed("where will the command listen? give --port or --url, or write {port} in the command")
+    """Raises ConfigError (the job), StartFailed (the command) or ClientFailed (its answers); nothing is left running in
+    any case."""
+    await _check(job)
     launches: list[Coldstart] = []
     model = ""
     for number in range(job.repeats):
-        launch, model = await _launch(job, watch)
+        # The port of an earlier launch may take a while to be free; before the first one it is somebody else's.
+        launch, model = await _launch(job, watch, PORT_FREE_S_MAX if number else 0.0)
         watch.on_launch(number + 1, launch)
         launches.append(launch)
     return ColdstartResult(
@@ -128,20 +129,43 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def parse_url(url: str) -> tuple[str, int, str]:
-    """Host, port and path before `/v1`. Raises StartFailed."""
+    """Host, port and path before `/v1`. Raises ConfigError."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
     except ValueError:
-        raise StartFailed(f"{url} is not an HTTP address; write http://host:port") from None
-    if parts.scheme != "http" or not parts.hostname:
-        raise StartFailed(f"{url} is not a plain HTTP address; write http://host:port")
+        raise ConfigError(f"{url} is not an HTTP address; write http://host:port") from None
+    if "@" in parts.netloc:
+        raise ConfigError("the address holds a user or password; give it as --api-key")
+    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment or " " in parts.path:
+        raise ConfigError(f"{url} is not a plain HTTP address; write http://host:port")
     return parts.hostname, port or 80, parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-async def _launch(job: ColdstartJob, watch: Watch) -> tuple[Coldstart, str]:
+async def _check(job: ColdstartJob) -> None:
+    """Raises ConfigError for what no launch could make good."""
+    if job.port is None and not any(PORT_FIELD in part for part in job.command):
+        raise ConfigError("where will the command listen? give --port or --url, or write {port} in the command")
+    if not (job.ready_path.isascii() and job.ready_path.isprintable()) or " " in job.ready_path:
+        raise ConfigError(f"the ready path {job.ready_path!r} has a character that an address cannot carry")
+    try:
+        _target(job, job.port or 1)
+        await asyncio.get_running_loop().getaddrinfo(job.host, job.port or 1, type=socket.SOCK_STREAM)
+    except ClientFailed as error:
+        raise ConfigError(error.message) from error
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"the name {job.host} is not known: {error}; is --url right?") from error
+
+
+def _target(job: ColdstartJob, port: int) -> Target:
+    """Raises ClientFailed for a key that no header can carry."""
+    base_url = f"http://{f'[{job.host}]' if ':' in job.host else job.host}:{port}{job.base_path}"
+    return Target(Endpoint(base_url=base_url, model="", api_key=job.api_key))
+
+
+async def _launch(job: ColdstartJob, watch: Watch, port_free_s_max: float) -> tuple[Coldstart, str]:
     port = job.port if job.port is not None else _free_port(job.host)
-    await _wait_port_free(job.host, port)
+    await _wait_port_free(job.host, port, port_free_s_max)
     command = [part.replace(PORT_FIELD, str(port)) for part in job.command]
     started_ns = monotonic_ns()
     async with Launched(command, grace_s=job.grace_s) as launched:
@@ -163,8 +187,7 @@ class _Run:
         self._started_ns = started_ns
         self._deadline_ns = started_ns + round(job.timeout_s * NS_PER_S)
         self._last_refusal = ""
-        base_url = f"http://{f'[{job.host}]' if ':' in job.host else job.host}:{port}{job.base_path}"
-        self._target = Target(Endpoint(base_url=base_url, model="", api_key=job.api_key))
+        self._target = _target(job, port)
 
     async def measure(self) -> tuple[Coldstart, str]:
         port_open_ns = await self._poll(self._connects, f"opened port {self._port}")
@@ -258,11 +281,11 @@ def _free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-async def _wait_port_free(host: str, port: int) -> None:
+async def _wait_port_free(host: str, port: int, s_max: float) -> None:
     """Nobody else may answer in the command's place. Raises StartFailed."""
-    until_ns = monotonic_ns() + round(PORT_FREE_S_MAX * NS_PER_S)
+    until_ns = monotonic_ns() + round(s_max * NS_PER_S)
     while await _is_taken(host, port):
-        if monotonic_ns() > until_ns:
+        if monotonic_ns() >= until_ns:
             raise StartFailed(f"port {port} of {host} is taken by another process; stop it or choose another port")
         await asyncio.sleep(POLL_NS / NS_PER_S)
 

@@ -5,11 +5,13 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from tailrace.clock import monotonic_ns
-from tailrace.errors import ClientFailed, StartFailed
+from tailrace.errors import ClientFailed, ConfigError, StartFailed
 from tailrace.workload.cold.coldstart import (
     Coldstart,
     ColdstartJob,
@@ -143,14 +145,23 @@ def test_a_command_that_is_not_there() -> None:
         measure(ColdstartJob(command=("/no/such/command", "{port}")))
 
 
-def test_without_a_port_nothing_is_started(tmp_path: Path) -> None:
-    with pytest.raises(StartFailed, match="--port or --url"):
-        measure(ColdstartJob(command=("touch", str(tmp_path / "made"))))
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"port": None}, "--port or --url"),
+        ({"api_key": "a\nb"}, "a character that a header cannot carry"),
+        ({"ready_path": "/x\r\nY: z"}, "the ready path"),
+        ({"host": "no.such.invalid"}, "the name no.such.invalid is not known"),
+    ],
+)
+def test_of_a_job_that_cannot_be_nothing_is_started(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    job = ColdstartJob(command=("touch", str(tmp_path / "made")), port=9)
+    with pytest.raises(ConfigError, match=said):
+        measure(msgspec.structs.replace(job, **changed))
     assert not (tmp_path / "made").exists()
 
 
-def test_a_port_in_use_is_refused_and_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.workload.cold.coldstart.PORT_FREE_S_MAX", 0.1)
+def test_a_port_in_use_is_refused_at_once_and_nothing_is_started(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         job = ColdstartJob(command=("touch", str(tmp_path / "made")), port=taken.getsockname()[1])
         with pytest.raises(StartFailed, match="taken by another process"):
@@ -208,7 +219,9 @@ def test_an_address_is_read(url: str, wanted: tuple[str, int, str]) -> None:
     assert parse_url(url) == wanted
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "http://", "http://a:b", "ftp://x"])
+@pytest.mark.parametrize(
+    "url", ["https://127.0.0.1:1", "http://", "http://a:b", "ftp://x", "http://u:p@x", "http://x/?a"]
+)
 def test_another_address_is_refused(url: str) -> None:
-    with pytest.raises(StartFailed):
+    with pytest.raises(ConfigError):
         parse_url(url)

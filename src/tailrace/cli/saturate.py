@@ -47,18 +47,22 @@ def saturate(
     chunk_usage: bool = given.CHUNK_USAGE,
     extra_body: str | None = given.EXTRA_BODY,
     as_json: bool = options.JSON,
+    rows: str | None = typer.Option(
+        None, "--rows", metavar="FOLDER", help="Keep every request of every run; `tailrace report` reads the files."
+    ),
     html: str | None = given.HTML,
     out: str | None = given.OUT,
     check: bool = given.CHECK,
 ) -> None:
     """Find the rate at which a service stops meeting its SLO."""
     from tailrace.cli.bench_result import Outputs
-    from tailrace.cli.bench_run import Flags
-    from tailrace.cli.saturate_run import parse_law, requests_per_run, search, show
+    from tailrace.cli.bench_run import Flags, make_request
+    from tailrace.cli.saturate_run import check_runs, parse_law, requests_per_run, rows_folder, search, show
     from tailrace.measure.saturation import SaturationSettings
 
     outputs = Outputs(as_json=as_json, html=html, out=out)
     outputs.check()
+    check_runs(runs, runs_max)
     settings = SaturationSettings(
         start_per_s=start,
         floor_per_s=min(floor, start),
@@ -87,7 +91,9 @@ def saturate(
         chunk_usage=chunk_usage,
         extra_body=extra_body,
     )
-    found = search(flags, law, settings)
+    make_request(flags)
+    with rows_folder(rows) as folder:
+        found = search(flags, law, settings, folder)
     if found.report is not None:
         show(found.report, outputs)
     if found.was_interrupted:

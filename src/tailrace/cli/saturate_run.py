@@ -1,6 +1,8 @@
 """Drives the search of `measure.saturation` with real runs, and shows what it found."""
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,7 @@ from tailrace.workload.run.request import BenchRequest
 
 LAWS = ("poisson", "constant")
 REQUESTS_MIN = 200
+LONG_S = 120.0
 MARGIN_RATIO = 1.5
 """More requests than a bound needs at least, so that a single slow one does not fail a run."""
 
@@ -49,14 +52,40 @@ def requests_per_run(slo: str, requests: int | None, duration: float | None) -> 
     return max(REQUESTS_MIN, round(MARGIN_RATIO * requests_needed(limits)))
 
 
-def search(flags: Flags, law: str, settings: SaturationSettings) -> Found:
-    """Raises what a run raises (`workload.run.measured_run.measure`)."""
+def check_runs(runs: int, runs_max: int) -> None:
+    """Raises ConfigError where both ends could never have their fresh runs."""
+    if 2 * runs > runs_max:
+        raise ConfigError(
+            f"--runs {runs}: two ends take {2 * runs} runs, more than --runs-max {runs_max}", param="runs"
+        )
+
+
+@contextlib.contextmanager
+def rows_folder(name: str | None) -> Iterator[Path | None]:
+    """Where the rows of every run stay; None: nowhere. Raises ConfigError when it cannot be made, or holds rows."""
+    if name is None:
+        yield None
+        return
+    folder = Path(name).expanduser()
+    try:
+        folder.mkdir(exist_ok=True)
+        if any(folder.glob("run-*.jsonl.gz")):
+            raise ConfigError(f"--rows {name}: the rows of another search are there; name another folder", param="rows")
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"--rows {name}: no folder to write into: {error.strerror or error}", param="rows") from error
+    yield folder
+
+
+def search(flags: Flags, law: str, settings: SaturationSettings, rows: Path | None = None) -> Found:
+    """`rows`: a folder for the rows of every run. Raises what a run raises (`workload.run.measured_run.measure`)."""
     request = make_request(flags)
     say_too_short(request)
     steps = SaturationSearch(settings, flags.seed)
     first: RunInfo | None = None
     while isinstance(probe := steps.next_probe(), Probe):
-        info, verdict = _run(request, law, probe)
+        note(start_line(request, probe))
+        info, verdict = _run(request, law, probe, rows)
         if info is None or verdict is None:
             note("interrupted: the run under way is left out")
             break
@@ -75,6 +104,15 @@ def probe_request(request: BenchRequest, law: str, probe: Probe) -> BenchRequest
         run_id=f"{request.run_id}-{probe.number}",
         seed=request.seed + probe.number,
     )
+
+
+def start_line(request: BenchRequest, probe: Probe) -> str:
+    """How long a run will take: at low rates it is long, and a better start is worth knowing in the first minute."""
+    window_s = (request.num_requests or 0) / probe.rate_per_s if request.duration_s is None else request.duration_s
+    hint = "; a higher --start comes there sooner" if probe.number == 0 and window_s > LONG_S else ""
+    seconds = request.warmup_s + window_s
+    takes = f"{seconds / 60:.0f} min" if seconds >= LONG_S else f"{seconds:.0f} s"
+    return f"run {probe.number + 1} ({probe.purpose}): {probe.rate_per_s:g}/s, about {takes}{hint}"
 
 
 def probe_line(probe: Probe, verdict: RunVerdict) -> str:
@@ -132,10 +170,10 @@ def _middle(runs: list[ProbeResult]) -> list[str]:
     return [*times, rate(s.goodput_per_s), count(s.num_errors), milliseconds(s.queue_age_ms_p99)]
 
 
-def _run(request: BenchRequest, law: str, probe: Probe) -> tuple[RunInfo | None, RunVerdict | None]:
+def _run(request: BenchRequest, law: str, probe: Probe, rows: Path | None) -> tuple[RunInfo | None, RunVerdict | None]:
     fresh = probe_request(request, law, probe)
     with tempfile.TemporaryDirectory(prefix="tailrace-rows-") as folder, display(f"{fresh.arrivals}") as shown:
-        path = Path(folder) / "rows.jsonl"
+        path = Path(folder) / "rows.jsonl" if rows is None else rows / f"run-{probe.number + 1:03d}.jsonl.gz"
         info, was_interrupted = run_once(fresh, path, shown.show, None)
         if info is None or was_interrupted:
             return None, None

@@ -11,7 +11,16 @@ from report_samples import make_info
 from tailrace.cli.bench_result import Outputs
 from tailrace.cli.bench_run import Flags, make_request
 from tailrace.cli.main import run
-from tailrace.cli.saturate_run import probe_line, probe_request, report_text, requests_per_run, show
+from tailrace.cli.saturate_run import (
+    probe_line,
+    probe_request,
+    report_text,
+    requests_per_run,
+    rows_folder,
+    show,
+    start_line,
+)
+from tailrace.errors import ConfigError
 from tailrace.measure.pages.saturation_page import SaturationReport, bracket, saturation_figures, saturation_page
 from tailrace.measure.run_summary import RunOutcome, RunSummary, RunVerdict
 from tailrace.measure.saturation import Probe, SaturationSearch, SaturationSettings
@@ -60,6 +69,8 @@ def searched(limit: float, *, runs: int = 1_000, client_from: float = 1e9) -> Sa
         (["--slo", SLO, "--law", "closed"], "write poisson or constant"),
         (["--slo", SLO, "--resolution", "1"], "resolution"),
         (["--slo", SLO, "--runs", "2"], "at least 5 fresh runs"),
+        (["--slo", SLO, "--runs", "40"], "more than --runs-max 60"),
+        (["--slo", SLO, "--rows", "/proc/rows"], "no folder to write into"),
         (["--slo", SLO, "--start", "0"], ":0"),
         (["--slo", SLO, "--ceiling", "0.5"], "ceiling"),
         (["--slo", SLO, "-n", "5", "-d", "5"], "--duration or --requests"),
@@ -87,6 +98,23 @@ def test_each_probe_is_a_fresh_run_at_its_rate() -> None:
     assert first.arrivals == second.arrivals == "constant:2.5"
     assert (first.seed, second.seed) == (4, 5)
     assert first.run_id != second.run_id
+
+
+def test_a_run_says_how_long_it_takes_and_a_slow_start_what_helps() -> None:
+    request = make_request(Flags(url=NOWHERE, workload="chat", arrivals="poisson:1", requests=993, warmup=5, slo=SLO))
+    first, later = (
+        start_line(request, Probe(number=n, rate_per_s=rate, purpose="double")) for n, rate in ((0, 1.0), (4, 16.0))
+    )
+    assert first == "run 1 (double): 1/s, about 17 min; a higher --start comes there sooner"
+    assert later == "run 5 (double): 16/s, about 67 s"
+
+
+def test_rows_of_another_search_are_not_written_over(tmp_path: Path) -> None:
+    with rows_folder(str(tmp_path / "new")) as folder:
+        assert folder is not None
+        (folder / "run-001.jsonl.gz").touch()
+    with pytest.raises(ConfigError, match="another search"), rows_folder(str(folder)):
+        pass
 
 
 def test_a_probe_is_a_line() -> None:

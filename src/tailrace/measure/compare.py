@@ -28,7 +28,7 @@ from tailrace.measure.intervals import (
 )
 from tailrace.measure.record import DEFINITIONS
 from tailrace.measure.report import BenchResult, Quantile, Report
-from tailrace.measure.slo import REQUEST_METRICS, percentile_name
+from tailrace.measure.slo import LIMITS_MAX, REQUEST_METRICS, percentile_name
 
 Finding = Literal["lower", "higher", "none shown", "cannot tell"]
 """Of B against A. `none shown`: the interval contains no difference."""
@@ -119,6 +119,8 @@ def _refuse(a: BenchResult, b: BenchResult, allow_invalid: bool) -> None:
                     f"{name} was made with the definitions {report.info.definitions}, these are {DEFINITIONS};"
                     " make its report again from its rows"
                 )
+            if len(report.info.slo.limits) > LIMITS_MAX:
+                raise InvalidRequest(f"{name} was judged by more than {LIMITS_MAX} limits")
     first = a.reports[0].info
     found = [
         f"{where}{difference}"

@@ -20,7 +20,7 @@ import msgspec
 from tailrace.errors import ConfigError
 from tailrace.measure.record import DEFINITIONS, RequestRecord
 from tailrace.measure.run_info import RunInfo
-from tailrace.measure.slo import POOLED_METRICS, REQUEST_METRICS
+from tailrace.measure.slo import LIMITS_MAX, POOLED_METRICS, REQUEST_METRICS
 from tailrace.measure.table import TIME_NS_MAX, BadRecord, RecordTable, TableBuilder
 
 LINE_BYTES_MAX = 16 << 20
@@ -233,6 +233,8 @@ def _wrong_in(info: RunInfo) -> str | None:
         return "the window ends before it starts"
     if info.offered_per_s is not None and not 0 <= info.offered_per_s < 1e12:
         return "the offered rate is negative or too large"
+    if len(info.slo.limits) > LIMITS_MAX:
+        return f"the SLO has more than {LIMITS_MAX} limits"
     for limit in info.slo.limits:
         if limit.metric not in REQUEST_METRICS + POOLED_METRICS:
             return f"the SLO limits {limit.metric[:60]!r}, which is no metric"

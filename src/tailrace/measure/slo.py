@@ -17,6 +17,9 @@ REQUEST_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "stall_ms")
 POOLED_METRICS = ("itl_ms", "chunk_gap_ms")
 """Many values a request: these have percentiles, and no part in attainment (`stall_ms` is their worst)."""
 
+LIMITS_MAX = 32
+"""Each percentile costs a bootstrap; nobody writes so many."""
+
 _LIMIT = re.compile(r"([a-z0-9]+(?:_[a-z0-9]+)*?_ms)_p(\d{1,2})(?:[._](\d{1,2}))?\s*<=?\s*(\d+(?:\.\d+)?)")
 
 
@@ -46,6 +49,8 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 def parse_slo(text: str) -> Slo:
     """Raises InvalidRequest that names the part which is not a limit."""
     limits = tuple(_parse_limit(part.strip()) for part in text.split(",") if part.strip())
+    if len(limits) > LIMITS_MAX:
+        raise InvalidRequest(f"an SLO has at most {LIMITS_MAX} limits, not {len(limits)}", param="slo")
     seen = [(limit.metric, limit.percentile_ratio) for limit in limits]
     if len(set(seen)) < len(seen):
         raise InvalidRequest(f"the SLO {text!r} limits the same percentile twice", param="slo")

@@ -12,6 +12,7 @@ from tailrace.measure.combine import combine
 from tailrace.measure.compare import Change, Comparison, compare
 from tailrace.measure.intervals import to_float
 from tailrace.measure.report import BenchResult
+from tailrace.measure.slo import Limit, Slo
 
 
 def result(
@@ -72,6 +73,14 @@ def test_another_law_of_arrivals_is_refused(field: str, value: object) -> None:
 def test_other_definitions_are_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"B was made with the definitions tailrace-measure/0"):
         comparison(result(), result(first_seed=10, definitions="tailrace-measure/0"))
+
+
+def test_too_many_limits_are_refused_before_they_cost_a_bootstrap_each() -> None:
+    made = result(1)
+    slo = Slo(limits=tuple(Limit(metric="ttft_ms", percentile_ratio=i / 50, limit_ms=1) for i in range(1, 40)))
+    run = msgspec.structs.replace(made.reports[0], info=msgspec.structs.replace(made.reports[0].info, slo=slo))
+    with pytest.raises(InvalidRequest, match="B was judged by more than 32 limits"):
+        comparison(made, msgspec.structs.replace(made, reports=[run]))
 
 
 def test_another_engine_is_what_a_comparison_is_for() -> None:

@@ -97,6 +97,7 @@ def test_a_last_line_without_an_end_counts(tmp_path: Path) -> None:
 
 HEADER = rows_module._ENCODER.encode(run_info()) + b"\n"
 GOOD = encode_record(ROWS[0]) + b"\n"
+LIMIT = b'{"metric":"ttft_ms","percentile_ratio":0.5,"limit_ms":1}'
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,7 @@ GOOD = encode_record(ROWS[0]) + b"\n"
         (HEADER.replace(DEFINITIONS.encode(), b"tailrace-measure/99"), "tailrace-measure/99"),
         (HEADER.replace(b'"window_end_ns":1000000000', b'"window_end_ns":-1'), "line 1: the header cannot be"),
         (HEADER.replace(b'"limits":[]', b'"limits":[{"metric":"x","percentile_ratio":0.5,"limit_ms":1}]'), "no metric"),
+        (HEADER.replace(b'"limits":[]', b'"limits":[' + b",".join([LIMIT] * 33) + b"]"), "more than 32 limits"),
         (HEADER + GOOD + b"\n" + GOOD, "line 3: not a request's record"),
         (HEADER + GOOD + b'{"request_id":3}\n' + GOOD, "line 3: not a request's record"),
         (HEADER + GOOD + GOOD.strip() + GOOD, "line 3: not a request's record"),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import InvalidRequest
-from tailrace.measure.slo import POOLED_METRICS, REQUEST_METRICS, Limit, parse_slo, percentile_name
+from tailrace.measure.slo import LIMITS_MAX, POOLED_METRICS, REQUEST_METRICS, Limit, parse_slo, percentile_name
 
 
 def test_limits_are_read_in_the_order_written() -> None:
@@ -67,3 +67,10 @@ def test_percentiles_have_names(ratio: float, name: str) -> None:
 def test_a_limit_reads_back_as_it_prints(metric: str, hundredths: int, limit_ms: float) -> None:
     limit = Limit(metric=metric, percentile_ratio=round(hundredths / 10_000, 6), limit_ms=limit_ms)
     assert parse_slo(str(limit)).limits == (limit,)
+
+
+def test_the_number_of_limits_is_bounded() -> None:
+    limits = [f"ttft_ms_p{number}<=5" for number in range(1, LIMITS_MAX + 2)]
+    assert len(parse_slo(", ".join(limits[:-1])).limits) == LIMITS_MAX
+    with pytest.raises(InvalidRequest, match="at most 32 limits, not 33"):
+        parse_slo(", ".join(limits))

@@ -67,7 +67,9 @@ def report_figures(report: Report, series: RunSeries) -> list[Figure]:
     window = (series.window_start_s, series.window_end_s)
     figures = [
         distribution("first", "Time to first token", report, series, ("ttft_ms", "e2e_ms")),
-        distribution("gaps", "Between tokens", report, series, ("itl_ms", "chunk_gap_ms")),
+        distribution(
+            "gaps", "Between tokens", report, series, ("itl_ms", "chunk_gap_ms"), "samples of answers that ended well"
+        ),
         over_time("ttft-time", "TTFT over time", "ttft_ms", report, series.ttft, window),
         over_time("tpot-time", "TPOT over time", "tpot_ms", report, series.tpot, window),
         in_flight(series.flight, window),
@@ -78,7 +80,9 @@ def report_figures(report: Report, series: RunSeries) -> list[Figure]:
     return [figure for figure in figures if figure.traces]
 
 
-def distribution(name: str, title: str, report: Report, series: RunSeries, metrics: Sequence[str]) -> Figure:
+def distribution(
+    name: str, title: str, report: Report, series: RunSeries, metrics: Sequence[str], of: str = "samples"
+) -> Figure:
     """Cumulative shares over a logarithmic axis. What failed is mass at infinity: its curve ends below 100 %."""
     traces = []
     for metric in metrics:
@@ -86,11 +90,9 @@ def distribution(name: str, title: str, report: Report, series: RunSeries, metri
         if cdf is not None and cdf.ms:
             traces.append(_step(CURVE_NAMES[metric], cdf, CURVE_COLOURS[metric]))
     failed = max((series.cdfs[m].failed_ratio for m in metrics if m in series.cdfs), default=0.0)
-    caption = (
-        f"Share of the window's samples at or below a time. {failed:.1%} never got there."
-        if failed
-        else ("Share of the window's samples at or below a time.")
-    )
+    caption = f"Share of the window's {of} at or below a time."
+    if failed:
+        caption += f" {failed:.1%} never got there."
     layout: dict[str, Any] = {
         "xaxis": {"type": "log", "title": {"text": "ms"}},
         "yaxis": {"range": [0, 1.02], "tickformat": ".0%"},

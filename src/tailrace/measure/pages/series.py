@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.measure.distribution import to_quantile
 from tailrace.measure.metrics import output_tokens
 from tailrace.measure.rates import attained
 from tailrace.measure.report import Quantile
 from tailrace.measure.run_info import RunInfo
+from tailrace.measure.statistics import nearest_rank
 from tailrace.measure.table import OUTCOMES, Bools, Floats, Ints, RecordTable
 from tailrace.measure.window import Window, window_of
 
@@ -316,7 +318,4 @@ def _seconds(times_ns: Ints, info: RunInfo) -> Floats:
 
 
 def _nearest_rank(ordered: Floats, ratio: float) -> Quantile:
-    if not len(ordered):
-        return None
-    value = float(ordered[int(np.ceil(ratio * len(ordered))) - 1])
-    return "inf" if np.isinf(value) else value
+    return to_quantile(nearest_rank(ordered, ratio)) if len(ordered) else None

@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tailrace.errors import ClientFailed
 from tailrace.workload.job import Realisation
 from tailrace.workload.realise import PROBES_MAX, calibrate
 from tailrace.workload.words import WORDS
@@ -98,3 +99,28 @@ def test_an_endpoint_that_fails_a_probe_is_not_hidden() -> None:
 
     with pytest.raises(ConnectionError):
         asyncio.run(calibrate(count))
+
+
+@pytest.mark.parametrize("context_tokens", [128, 300])
+def test_a_short_context_is_calibrated_by_short_probes(context_tokens: int) -> None:
+    tokenizer = Tokenizer(7, people=2)
+
+    async def count(text: str) -> int | None:
+        counted = await tokenizer.count(text)
+        if counted is None or counted > context_tokens:
+            raise ClientFailed("the prompt is too long")
+        return counted
+
+    found = asyncio.run(calibrate(count))
+    assert (found.tokens_per_word, found.overhead_tokens, found.verified) == (1.0, 7, True)
+    assert set(WORDS) - set(found.words) == {"people"}
+    assert len(tokenizer.texts) <= 2 * PROBES_MAX
+
+
+def test_a_service_that_refuses_every_probe_leaves_the_lengths_unverified_and_says_why() -> None:
+    async def count(text: str) -> int | None:  # noqa: ARG001
+        raise ClientFailed("the prompt is too long")
+
+    found = asyncio.run(calibrate(count))
+    assert not found.verified
+    assert "a probe was refused: the prompt is too long" in found.note

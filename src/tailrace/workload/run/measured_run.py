@@ -7,6 +7,7 @@ import asyncio
 import datetime
 import tempfile
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +15,6 @@ from typing import TypeVar
 import msgspec
 
 from tailrace.clock import NS_PER_MS, NS_PER_S, monotonic_ns
-from tailrace.errors import ClientFailed
 from tailrace.measure.rows import write_rows
 from tailrace.measure.run_info import NullRun, RunInfo
 from tailrace.workload.arrivals import Trace, parse_arrivals
@@ -215,22 +215,9 @@ class _Run:
 
 
 async def realised(endpoint: Endpoint) -> Realisation:
-    """How prompts become tokens there. Raises ClientFailed when the service does not even answer a word; one that
-    refuses the longer probes (its context may be short) leaves the lengths unverified."""
+    """How prompts become tokens there. Raises ClientFailed when the service does not even answer a word."""
     await count_prompt_tokens(endpoint, "Hello")
-    refusals: list[str] = []
-
-    async def count(text: str) -> int | None:
-        try:
-            return await count_prompt_tokens(endpoint, text)
-        except ClientFailed as error:
-            refusals.append(error.message)
-            return None
-
-    realisation = await calibrate(count)
-    if not refusals:
-        return realisation
-    return msgspec.structs.replace(realisation, note=f"{realisation.note}; a probe was refused: {refusals[0]}")
+    return await calibrate(partial(count_prompt_tokens, endpoint))
 
 
 def scheduled_gaps_ns(plan: Plan) -> list[int]:

@@ -2,8 +2,9 @@
 
 Requests of one run are not independent: one long prefill delays every stream beside it, a queue delays all behind it.
 So whole stretches of a run are drawn (circular blocks longer than the longest request), and before that whole runs,
-which carry what differs from start to start. Resamples are counts a sample, never copies: a percentile of a resample
-is a weighted nearest rank, and +inf (failures) needs no special case. The same seed gives the same interval.
+which carry what differs from start to start. A resample is a set of ranges in time, never a copy of its samples: its
+percentile is the k-th smallest of them, and +inf (failures) needs no special case. The same seed gives the same
+interval.
 
 In: for each run the instants its requests were scheduled and one value each (NaN: undefined, left out; inf: failed).
 """
@@ -20,6 +21,7 @@ from tailrace.clock import random_stream
 from tailrace.measure.distribution import to_quantile
 from tailrace.measure.report import Interval
 from tailrace.measure.statistics import Floats, nearest_rank, rank_interval
+from tailrace.measure.wavelet import WaveletMatrix
 
 NUM_RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -30,7 +32,7 @@ BLOCKS_MIN = 2
 BLOCKS_MAX = 1000
 SAMPLES_MAX = 100_000
 """Above so many over all runs, every k-th is used: time and memory stay bounded, and the interval grows a little."""
-_CHUNK_CELLS = 4_000_000
+_CHUNK_RANGES = 1_000_000
 
 SignedQuantile = float | Literal["inf", "-inf"] | None
 
@@ -151,64 +153,54 @@ def percentile_draws(
     if not len(values):
         return drawn
     random = random_stream(seed, name)
-    order = np.argsort(values, kind="stable")
-    rows = max(1, _CHUNK_CELLS // len(values))
+    ordered = np.sort(values)
+    circles = WaveletMatrix(_unrolled_ranks([value for _, value in columns]))
+    num_blocks = sum(_num_blocks(run.window_ms, block_ms) for run in runs)
+    rows = max(1, _CHUNK_RANGES // num_blocks)
     for start in range(0, num_resamples, rows):
         stop = min(start + rows, num_resamples)
-        counts = _draw_counts(runs, columns, block_ms, stop - start, random)
-        drawn[start:stop] = _ranks(counts[:, order], values[order], ratios)
+        resample, low, high = _draw_ranges(runs, columns, block_ms, stop - start, random)
+        total = np.bincount(resample, high - low, stop - start)
+        for column, ratio in enumerate(ratios):
+            wanted = np.maximum(np.ceil(np.round(ratio * total, 6)), 1).astype(np.int64)
+            ranks = circles.smallest(resample, low, high, wanted - 1)
+            drawn[start:stop, column] = np.where(total > 0, ordered[np.minimum(ranks, len(ordered) - 1)], math.nan)
     return drawn
 
 
-def _draw_counts(
+def _unrolled_ranks(columns: Sequence[Floats]) -> NDArray[np.int64]:
+    """Rank of each sample among those of all runs, each run twice over: a block that crosses its end is one range."""
+    order = np.argsort(np.concatenate(columns), kind="stable")
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.arange(len(order))
+    runs = np.split(ranks, np.cumsum([len(column) for column in columns])[:-1])
+    return np.concatenate([part for run in runs for part in (run, run)])
+
+
+def _draw_ranges(
     runs: Sequence[RunSamples],
     columns: Sequence[tuple[Floats, Floats]],
     block_ms: float,
     num_resamples: int,
     random: np.random.Generator,
-) -> NDArray[np.int32]:
-    """How often each sample stands in each resample, [num_resamples, samples of all runs one after the other]."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """All blocks of all resamples, one entry each: its resample, and from where to where in `_unrolled_ranks`.
+
+    A block is [start, start + block) of a circle of the window's length.
+    """
     chosen = random.integers(0, len(runs), size=(num_resamples, len(runs)))
-    parts = []
+    parts, offset = [], 0
     for index, (run, (times, _)) in enumerate(zip(runs, columns, strict=True)):
         resample = np.nonzero(chosen == index)[0]  # a run drawn twice into a resample gets blocks of its own each time
-        parts.append(_block_counts(times, run.window_ms, block_ms, resample, num_resamples, random))
-    return np.concatenate(parts, axis=1)
-
-
-def _block_counts(
-    times: Floats,
-    window_ms: float,
-    block_ms: float,
-    resample: NDArray[np.intp],
-    num_resamples: int,
-    random: np.random.Generator,
-) -> NDArray[np.int32]:
-    """Blocks [start, start + block) of a circle of `window_ms`, as counts; `times` ascend within [0, window_ms)."""
-    num = len(times)
-    num_blocks = _num_blocks(window_ms, block_ms)
-    starts = random.uniform(0, window_ms, size=(len(resample), num_blocks))
-    # Twice round the circle, so that a block over its seam is one range of indices; a block is at most half of it.
-    unrolled = np.concatenate([times, times + window_ms])
-    ends = starts + min(block_ms, window_ms)
-    edges = np.zeros((num_resamples, 2 * num + 1), dtype=np.int32)
-    row = np.broadcast_to(resample[:, None], starts.shape)
-    np.add.at(edges, (row, np.searchsorted(unrolled, starts)), 1)
-    np.add.at(edges, (row, np.searchsorted(unrolled, ends)), -1)
-    counts = np.cumsum(edges, axis=1, dtype=np.int32)
-    return counts[:, :num] + counts[:, num : 2 * num]
-
-
-def _ranks(counts: NDArray[np.int32], sorted_values: Floats, ratios: Sequence[float]) -> Floats:
-    reached = np.cumsum(counts, axis=1, dtype=np.int32)
-    total = reached[:, -1]
-    out = np.full((len(counts), len(ratios)), math.nan)
-    for column, ratio in enumerate(ratios):
-        wanted = np.maximum(np.ceil(np.round(ratio * total, 6)), 1)
-        index = (reached < wanted[:, None]).sum(axis=1)
-        out[:, column] = sorted_values[np.minimum(index, len(sorted_values) - 1)]
-    out[total == 0] = math.nan
-    return out
+        num_blocks = _num_blocks(run.window_ms, block_ms)
+        starts = random.uniform(0, run.window_ms, size=(len(resample), num_blocks)).ravel()
+        unrolled = np.concatenate([times, times + run.window_ms])
+        low = np.searchsorted(unrolled, starts) + offset
+        high = np.searchsorted(unrolled, starts + min(block_ms, run.window_ms)) + offset
+        parts.append((np.repeat(resample, num_blocks), low, high))
+        offset += len(unrolled)
+    resample, low, high = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return resample, low, high
 
 
 def _defined(run: RunSamples) -> tuple[Floats, Floats]:

@@ -79,6 +79,13 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """Monotonic clock of this host, shared by its processes."""
 
 
+class WindowEnds(msgspec.Struct, frozen=True, kw_only=True, tag="window_ends"):
+    """Parent to child, when shards ended their windows apart: the last of these ends. Answered by a WindowDone when
+    every request that was scheduled before it has ended."""
+
+    end_ns: int
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """Parent to child: begin nothing new, record what is in flight as cancelled, finish."""
 
@@ -105,6 +112,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 class WindowDone(msgspec.Struct, frozen=True, kw_only=True, tag="window_done"):
     """Child to parent: every request of this shard's window has ended. Load goes on until all shards say so."""
+
+    end_ns: int
+    """Where that window ended, from `origin_ns`."""
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
@@ -148,5 +158,5 @@ def texts_path(rows_path: str) -> str:
     return rows_path + ".texts"
 
 
-ParentMessage = Start | Stop
+ParentMessage = Start | WindowEnds | Stop
 ChildMessage = Ready | Progress | WindowDone | Finished | Broken

@@ -180,8 +180,10 @@ async def send(
     shard: int = 0,
     num_shards: int = 1,
     during: Callable[[Sender], Awaitable[None]] | None = None,
+    stops_when_done: bool = True,
 ) -> Sent:
-    """A run to its window's end, in this loop; `during` runs beside it and may stop it."""
+    """A run to its window's end, in this loop; `during` runs beside it and may stop it (must, without
+    `stops_when_done`)."""
     with tempfile.TemporaryDirectory() as folder:
         rows_path = str(Path(folder) / "rows.jsonl")
         job = SendJob(
@@ -206,7 +208,7 @@ async def send(
         )
         loop = asyncio.get_running_loop()
         senders: list[Sender] = []
-        sender = Sender(job, plan, PlainBodies(), lambda: loop.call_soon(senders[0].stop))
+        sender = Sender(job, plan, PlainBodies(), lambda _: stops_when_done and loop.call_soon(senders[0].stop))
         senders.append(sender)
         loop.set_exception_handler(lambda _, context: sender.fail(context.get("exception") or RuntimeError(context)))
         await sender.prepare()

@@ -79,7 +79,7 @@ async def null_server() -> AsyncIterator[str]:
     command = [sys.executable, "-m", "tailrace.workload.run.null_server"]
     pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, process_group=0)
     except OSError as error:
         raise SenderFailed(f"the null server cannot be started: {error}") from error
     assert process.stdin is not None, "a pipe was asked for"

@@ -21,6 +21,7 @@ import uvloop
 
 from tailrace.wire.sse import DONE
 from tailrace.workload.send.alarm import Alarm
+from tailrace.workload.send.file_limit import raise_file_limit
 
 MODEL = "null-model"
 """Tools that read YAML take a bare `null` for nothing."""
@@ -189,6 +190,7 @@ class NullProtocol(asyncio.Protocol):
 
 async def serve(port: int, pace_ms: float) -> int:
     """Serves until stdin ends; where that is no pipe, until the process is ended."""
+    raise_file_limit()
     loop = asyncio.get_running_loop()
     pacer = Pacer(loop, round(pace_ms * _NS_PER_MS))
     server = await loop.create_server(lambda: NullProtocol(pacer), "127.0.0.1", port, backlog=4_096)

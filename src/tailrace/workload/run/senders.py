@@ -18,7 +18,18 @@ import msgspec
 from tailrace.clock import NS_PER_MS, monotonic_ns
 from tailrace.errors import SenderFailed
 from tailrace.wire.chunks import printable
-from tailrace.workload.job import Broken, ChildMessage, Finished, Progress, Ready, SendJob, Start, Stop, WindowDone
+from tailrace.workload.job import (
+    Broken,
+    ChildMessage,
+    Finished,
+    Progress,
+    Ready,
+    SendJob,
+    Start,
+    Stop,
+    WindowDone,
+    WindowEnds,
+)
 from tailrace.workload.send.frames import FrameReader, encode_frame
 
 START_AHEAD_NS = 200 * NS_PER_MS
@@ -71,7 +82,9 @@ class _Run:
     def __init__(self, senders: "list[_Sender]", on_progress: OnProgress) -> None:
         self._senders = senders
         self._on_progress = on_progress
-        self._num_windows_open = len(senders)
+        self._ends_ns: list[int] = []
+        """Of the windows that are done."""
+        self._is_window_over = False
         self._was_stopped = False
 
     async def to_end(self, stop: asyncio.Event) -> SendResult:
@@ -103,10 +116,8 @@ class _Run:
             match await sender.read():
                 case Progress() as progress:
                     self._on_progress(number, progress)
-                case WindowDone():
-                    self._num_windows_open -= 1
-                    if self._num_windows_open == 0:
-                        self._stop()
+                case WindowDone() as done:
+                    self._window_done(done.end_ns)
                 case Finished() as finished:
                     if finished.was_stopped:
                         self._was_stopped = True
@@ -115,9 +126,23 @@ class _Run:
                 case _:
                     raise SenderFailed("a sender spoke out of turn, a fault of tailrace")
 
+    def _window_done(self, end_ns: int) -> None:
+        """Senders of a closed loop by number end theirs apart. What one sent before the last of these ends belongs to
+        the run's window, so that it must not be cut off: all are told of it, and say once more when it is done."""
+        self._ends_ns.append(end_ns)
+        if len(self._ends_ns) < len(self._senders):
+            return
+        ends_ns, self._ends_ns = self._ends_ns, []
+        if min(ends_ns) == max(ends_ns):
+            self._is_window_over = True
+            self._stop()
+            return
+        for sender in self._senders:
+            sender.tell(WindowEnds(end_ns=max(ends_ns)))
+
     async def _stop_when(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self._was_stopped = self._num_windows_open > 0
+        self._was_stopped = not self._is_window_over
         self._stop()
         await asyncio.sleep(_STOP_S)
         for sender in self._senders:
@@ -144,7 +169,10 @@ class _Sender:
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `end`)
         command = [sys.executable, "-m", "tailrace.workload.send.sender_process"]
         try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+            # In a group of its own: Ctrl-C is for the parent, which tells every sender when to end.
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, process_group=0
+            )
         except OSError as error:
             errors.close()
             raise SenderFailed(f"a sender process cannot be started: {error}") from error

@@ -13,6 +13,10 @@ from tailrace.workload.send.pool import Pool
 from tailrace.workload.send.stream import Answer
 from tailrace.workload.send.token_counts import ChunkCounts, count_chunks, merge_empty
 
+STALE_NS = NS_PER_S
+"""A kept connection that closes later than this after a request was sent on it was not stale: the service had the
+request and dropped it, which is its failure. Longer than a way round the world and back."""
+
 
 class Caller:
     """One session under way: what its next turn builds on."""
@@ -136,7 +140,7 @@ class Call:
         elif had_answer or self.headers_ns is not None:
             self.answer.cut(message)
             self._end(t_ns)
-        elif self._is_reused and not self._is_fresh and self._pool is not None and not self.is_over:
+        elif self._is_reused and not self._is_fresh and self._was_stale(t_ns) and self._pool is not None:
             # RFC 9112 9.3.1: a kept connection may close just as it is used again. The service did not see the
             # request, so that sending it on a new one is no retry; the clock of the request goes on.
             self._is_fresh = True
@@ -144,6 +148,9 @@ class Call:
             self._pool.send(self._request, self, fresh=True)
         else:
             self._end(t_ns, Outcome.UNREACHABLE, message)
+
+    def _was_stale(self, t_ns: int) -> bool:
+        return not self.is_over and self.connected_ns is not None and t_ns - self.connected_ns < STALE_NS
 
     def _end(self, t_ns: int, outcome: Outcome | None = None, message: str = "") -> None:
         if self.is_over:

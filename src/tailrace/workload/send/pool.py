@@ -4,6 +4,7 @@ Nothing waits here and nothing is capped: how many requests are in flight is the
 """
 
 import asyncio
+import errno
 import socket
 import ssl
 from importlib.metadata import version
@@ -18,6 +19,11 @@ from tailrace.workload.send.connection import Connection, Exchange
 
 _OWN_HEADERS = frozenset({"host", "content-length", "content-type", "transfer-encoding", "connection", "expect"})
 CONNECT_S = 10.0
+_OWN_LIMITS = {
+    errno.EMFILE: "raise `ulimit -n`",
+    errno.ENFILE: "the whole machine has too many files open",
+    errno.EADDRNOTAVAIL: "no port is free, or this host cannot reach such an address",
+}
 
 
 class Target:
@@ -115,7 +121,7 @@ class Pool:
             exchange.lost(monotonic_ns(), f"no connection within {CONNECT_S:g} s", False)
             return
         except (OSError, ClientFailed) as error:
-            exchange.lost(monotonic_ns(), printable(str(error) or type(error).__name__), False)
+            exchange.lost(monotonic_ns(), _why(error), False)
             return
         if exchange.is_over:  # It timed out, or its caller left, meanwhile.
             self._idle.append(connection)
@@ -142,13 +148,13 @@ class Pool:
                 self._addresses.remove(address)
                 self._addresses.insert(0, address)
             self.num_opened += 1
+            if connection.is_open:
+                self._open.add(connection)  # Not before: one that never stands is never said to be closed.
             return connection
         raise first_error or OSError("the name has no address")
 
     def _make(self) -> Connection:
-        connection = Connection(self._idle.append, self._closed)
-        self._open.add(connection)
-        return connection
+        return Connection(self._idle.append, self._closed)
 
     def _closed(self, connection: Connection) -> None:
         self._open.discard(connection)
@@ -159,6 +165,13 @@ class Pool:
         self._opening.discard(task)
         if not task.cancelled():
             task.result()  # A fault of ours is not swallowed: the loop's handler hears of it.
+
+
+def _why(error: Exception) -> str:
+    """Where the client's own machine is at its limit, that is said: the service is not to blame."""
+    text = printable(str(error) or type(error).__name__)
+    hint = _OWN_LIMITS.get(error.errno or 0) if isinstance(error, OSError) else None
+    return text if hint is None else f"this client is at a limit of its own machine: {text}; {hint}"
 
 
 class PooledExchange(Exchange, Protocol):

@@ -47,8 +47,11 @@ class BodyMaker(Protocol):
 class Sender:
     """One shard of a run. `prepare`, then `run`; `stop` ends it."""
 
-    def __init__(self, job: SendJob, plan: Plan, bodies: BodyMaker, on_window_done: Callable[[], None]) -> None:
-        """Raises ConfigError (rows cannot be written), ClientFailed (headers), OSError (no timer)."""
+    def __init__(self, job: SendJob, plan: Plan, bodies: BodyMaker, on_window_done: Callable[[int], None]) -> None:
+        """`on_window_done` hears where the window ended, from the schedule's zero.
+
+        Raises ConfigError (rows cannot be written), ClientFailed (headers), OSError (no timer).
+        """
         self._job = job
         self._plan = plan
         self._bodies = bodies
@@ -105,7 +108,7 @@ class Sender:
             num_connections_reused=self._pool.num_reused,
             num_connections_stale=self._pool.num_stale,
             num_in_flight_max=self._num_in_flight_max,
-            window_end_ns=self._window.end_ns or max(monotonic_ns() - origin_ns, 0),
+            window_end_ns=self._window_end_ns,
             chunk_lag_ns=thinned(self._tally.chunk_lags_ns),
             was_stopped=not self._is_window_told,
         )
@@ -118,6 +121,17 @@ class Sender:
         for call in list(self._active):
             call.leave(Outcome.CANCELLED, "the run ended first" if self._is_window_told else "the run was stopped")
         self._settle(None)
+
+    def extend_window(self, end_ns: int) -> None:
+        """To where another shard saw its window end: this one is done again when its requests until then have ended."""
+        added = [
+            call for call in self._active if not call.is_in_window and call.scheduled_ns < self._origin_ns + end_ns
+        ]
+        for call in added:
+            call.is_in_window = True
+        self._window.extended(end_ns, len(added))
+        self._is_window_told = False
+        self._check_window()
 
     def fail(self, error: BaseException) -> None:
         """Ends `run` with an error."""
@@ -295,7 +309,11 @@ class Sender:
     def _check_window(self) -> None:
         if self._window.is_done and not self._is_window_told and not self._is_stopping:
             self._is_window_told = True
-            self._on_window_done()
+            self._on_window_done(self._window_end_ns)
+
+    @property
+    def _window_end_ns(self) -> int:
+        return self._window.end_ns or max(monotonic_ns() - self._origin_ns, 0)
 
     def _settle(self, error: BaseException | None) -> None:
         if not self._ended.done():

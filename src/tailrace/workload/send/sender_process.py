@@ -1,7 +1,8 @@
 """One sender as a process: `python -m tailrace.workload.send.sender_process`, messages over stdin and stdout.
 
-In: a SendJob, Start, Stop. Out: Ready, Progress twice a second, WindowDone, Finished; or Broken. The end of stdin
-means that the parent is gone: the run is stopped, the rows are kept, the process ends. SIGINT and SIGTERM do the same.
+In: a SendJob, Start, WindowEnds, Stop. Out: Ready, Progress twice a second, WindowDone, Finished; or Broken. The end
+of stdin means that the parent is gone: the run is stopped, the rows are kept, the process ends. SIGINT and SIGTERM do
+the same.
 """
 
 import asyncio
@@ -17,7 +18,18 @@ import uvloop
 from tailrace.errors import TailraceError
 from tailrace.workload.body import BodyWriter
 from tailrace.workload.draw import draw_plan
-from tailrace.workload.job import Broken, ChildMessage, ParentMessage, Progress, Ready, SendJob, Start, WindowDone
+from tailrace.workload.job import (
+    Broken,
+    ChildMessage,
+    ParentMessage,
+    Progress,
+    Ready,
+    SendJob,
+    Start,
+    WindowDone,
+    WindowEnds,
+)
+from tailrace.workload.send.file_limit import raise_file_limit
 from tailrace.workload.send.frames import FrameReader, encode_frame
 from tailrace.workload.send.sender import Sender
 
@@ -62,6 +74,7 @@ class _Parent:
 
 
 async def main() -> int:
+    raise_file_limit()
     parent = await _Parent.connect()
     try:
         return await _serve(parent)
@@ -83,7 +96,7 @@ async def _serve(parent: _Parent) -> int:
         return 1
     plan = draw_plan(job.source)
     bodies = BodyWriter(job.endpoint, job.realisation, job.options)
-    sender = Sender(job, plan, bodies, lambda: parent.tell(WindowDone()))
+    sender = Sender(job, plan, bodies, lambda end_ns: parent.tell(WindowDone(end_ns=end_ns)))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, sender.stop)
@@ -110,8 +123,8 @@ async def _serve(parent: _Parent) -> int:
 async def _listen(messages: FrameReader[ParentMessage], sender: Sender) -> None:
     """Until Stop, the end of the pipe or nonsense: each ends the run."""
     try:
-        while isinstance(await messages.read(), Start):
-            pass
+        while isinstance(message := await messages.read(), WindowEnds):
+            sender.extend_window(message.end_ns)
     except msgspec.DecodeError as error:
         print(f"a message that is none: {error}", file=sys.stderr)
     sender.stop()

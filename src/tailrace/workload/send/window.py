@@ -45,6 +45,11 @@ class ShardWindow:
         """A request of the window has its record."""
         self._num_open -= 1
 
+    def extended(self, end_ns: int, num_open: int) -> None:
+        """It lasted longer than this shard saw; `num_open` requests that were left out belong to it and are open."""
+        self.end_ns = end_ns
+        self._num_open += num_open
+
     def passed(self) -> None:
         """No request will come due in it any more."""
         self._is_passed = True

@@ -3,6 +3,7 @@
 # ruff: noqa: ARG002  (what an exchange is told is more than one test looks at)
 
 import asyncio
+import errno
 import shutil
 import ssl
 import subprocess
@@ -17,7 +18,7 @@ from tailrace.errors import ClientFailed
 from tailrace.measure.record import Outcome
 from tailrace.workload.job import Endpoint
 from tailrace.workload.send.connection import Connection
-from tailrace.workload.send.pool import Pool, Target
+from tailrace.workload.send.pool import Pool, Target, _why
 
 Runner = Callable[[Awaitable[None]], None]
 
@@ -146,6 +147,28 @@ def test_a_kept_connection_ends_where_the_answer_says_so(run: Runner) -> None:
         assert told == ["new", "new"]
 
     run(main())
+
+
+def test_connections_that_never_stood_are_not_kept(run: Runner) -> None:
+    """A service that is down is asked for as long as the run lasts."""
+
+    async def main() -> None:
+        async with scripted(always(b"")) as server:
+            target = Target(Endpoint(base_url=server.url, model="m"))
+        pool = Pool(target)  # Nobody listens there any more.
+        heard = [await ask(pool, target.request("GET", "/")) for _ in range(3)]
+        assert [each.told for each in heard] == [["lost False"]] * 3
+        assert not pool._open
+        await pool.close()
+
+    run(main())
+
+
+def test_a_limit_of_the_clients_own_machine_is_not_laid_to_the_service() -> None:
+    text = _why(OSError(errno.EMFILE, "Too many open files"))
+    assert "this client is at a limit of its own machine" in text
+    assert "ulimit -n" in text
+    assert _why(ConnectionRefusedError(errno.ECONNREFUSED, "refused")) == "[Errno 111] refused"
 
 
 def test_an_unknown_name_is_said() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from itertools import pairwise
 
 import pytest
@@ -202,6 +203,26 @@ def test_a_kept_connection_that_dies_unanswered_is_replaced_once_and_its_time_co
     assert sent.finished.num_connections_stale == 1
     assert bodies[1] == bodies[2]
     assert_times_in_order(sent.records[1])
+
+
+def test_a_request_that_the_service_held_and_dropped_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection was kept, but not stale: a second try would hide a failure."""
+    monkeypatch.setattr("tailrace.workload.send.calls.STALE_NS", 0)
+
+    async def answer(number: int, _: bytes, writer: asyncio.StreamWriter) -> None:
+        if number == 1:
+            writer.close()
+        else:
+            writer.write(whole_stream(GOOD))
+
+    async def run() -> tuple[Sent, int]:
+        async with scripted(answer) as server:
+            plan = ListedPlan([session(f"s{i}", at_ns=None) for i in range(2)], num_clients=1)
+            return await send(plan, server.url), len(server.bodies)
+
+    sent, num_requests = asyncio.run(run())
+    assert [record.outcome for record in sent.records] == [Outcome.OK, Outcome.UNREACHABLE]
+    assert (num_requests, sent.finished.num_connections_stale) == (2, 0)
 
 
 def test_a_new_connection_that_dies_unanswered_is_not_replaced() -> None:
@@ -447,3 +468,35 @@ def test_no_request_of_the_window_is_cancelled_by_its_end() -> None:
         start_ns = min(record.scheduled_ns for record in sent.records)
         window = [record for record in sent.records if record.scheduled_ns < start_ns + 20_000_000]
         assert {record.outcome for record in window} == {Outcome.OK}
+
+
+def test_a_window_that_another_shard_saw_end_later_waits_for_what_was_sent_in_it() -> None:
+    """One request makes this shard's share; the second comes due before the run's window ends, and is answered late."""
+    come, answer_now = asyncio.Event(), asyncio.Event()
+    ends_ns: list[int] = []
+
+    async def answer(number: int, _: bytes, writer: asyncio.StreamWriter) -> None:
+        if number == 1:
+            come.set()
+            await answer_now.wait()
+        writer.write(whole_stream(GOOD))
+
+    async def extend(sender: Sender) -> None:
+        await come.wait()
+        ends_ns.append(time.monotonic_ns() - sender._origin_ns)
+        sender.extend_window(ends_ns[0])
+        answer_now.set()
+        while sender.progress().outcomes.get("ok", 0) < 2:
+            await asyncio.sleep(0)
+        sender.stop()
+
+    async def run() -> Sent:
+        async with scripted(answer) as server:
+            plan = ListedPlan([session("a", at_ns=None)], num_clients=1, window_end_ns=None, num_window_requests=1,
+                              endless=True)  # fmt: skip
+            return await send(plan, server.url, during=extend, stops_when_done=False)
+
+    sent = asyncio.run(run())
+    assert [record.outcome for record in sent.records[:2]] == [Outcome.OK] * 2
+    assert sent.finished.window_end_ns == ends_ns[0]
+    assert not sent.finished.was_stopped

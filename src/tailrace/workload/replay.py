@@ -38,7 +38,7 @@ class TracePlan:
         self.offered_per_s: float | None = num_requests / ((self._end_ns - self.window_start_ns) / NS_PER_S)
 
     def _window_end_ns(self, source: PlanSource) -> int:
-        """Where the window ends: as asked, or with the file's last arrival."""
+        """Where the window ends: as asked, or one mean gap after the file's last arrival."""
         num_left = len(self._instants_ns) - self._first
         if num_left == 0:
             raise InvalidRequest(
@@ -56,10 +56,17 @@ class TracePlan:
             return self._instants_ns[self._first + source.num_requests - 1] + 1
         assert source.duration_s is not None, "checked by draw_plan"
         asked_ns = self.window_start_ns + round(source.duration_s * NS_PER_S)
-        end_ns = min(asked_ns, self._instants_ns[-1] + 1)
+        end_ns = min(asked_ns, self._instants_ns[-1] + self._mean_gap_ns())
         if self._instants_ns[self._first] >= end_ns:
             raise InvalidRequest("the trace has no arrival in the window: take a longer --duration", param="duration")
         return end_ns
+
+    def _mean_gap_ns(self) -> int:
+        """Of the arrivals after the warm-up: n of them stand for n gaps, so that their rate is n over the window. A
+        second where they have none."""
+        num_gaps = len(self._instants_ns) - self._first - 1
+        spanned_ns = self._instants_ns[-1] - self._instants_ns[self._first]
+        return spanned_ns // num_gaps if spanned_ns >= num_gaps > 0 else NS_PER_S
 
     @property
     def declares_sharing(self) -> bool:

@@ -144,10 +144,19 @@ def test_a_faster_trace_has_the_same_lengths_and_shorter_gaps(trace: Any) -> Non
 def test_the_window_ends_with_the_trace_and_says_the_rate_in_it(trace: Any) -> None:
     path = trace(AZURE)
     plan = drawn(arrivals=f"trace:{path}", warmup_s=0.25, duration_s=60.0)
-    assert (plan.window_start_ns, plan.window_end_ns) == (250_000_000, 4_314_579_101)
-    assert plan.offered_per_s == pytest.approx(2 / 4.064579101)
+    gap_ns = 3_814_579_100  # from 0.5 s to the last arrival
+    assert (plan.window_start_ns, plan.window_end_ns) == (250_000_000, 4_314_579_100 + gap_ns)
+    assert plan.offered_per_s == pytest.approx(2 / (4.064579100 + 3.814579100))
     by_number = drawn(arrivals=f"trace:{path}", warmup_s=0.0, duration_s=None, num_requests=2)
     assert by_number.window_end_ns == 500_000_001
+
+
+def test_the_rate_of_a_trace_is_that_of_its_gaps_and_one_instant_is_no_infinite_rate(trace: Any) -> None:
+    row = {"prompt_tokens": 30, "output_tokens": 4}
+    even = trace(json_lines([{"at_s": second, **row} for second in range(5)]))
+    assert drawn(arrivals=f"trace:{even}", warmup_s=0.0).offered_per_s == pytest.approx(1.0)
+    burst = trace(json_lines([{"at_s": 7, **row}] * 5))
+    assert drawn(arrivals=f"trace:{burst}", warmup_s=0.0).offered_per_s == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(

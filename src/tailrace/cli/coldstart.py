@@ -122,7 +122,8 @@ def coldstart_text(result: "ColdstartResult") -> str:
     right = frozenset({1, 2, 3})
     since = table(["since start", *header], rows(_INSTANTS, result.since_exec), right)
     phases = table(["phase", *header], rows(_PHASES, result.phases), right)
-    return f"{since}\n\n{phases}\n\n{len(result.launches)} launches"
+    num = len(result.launches)
+    return f"{since}\n\n{phases}\n\n{num} launch{'es' if num > 1 else ''}"
 
 
 _INSTANTS = {"port_open": "port open", "ready": "ready", "first_token": "first token", "answered": "first answer whole"}

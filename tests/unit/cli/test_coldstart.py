@@ -30,7 +30,7 @@ def test_the_table_says_what_was_measured(capsys: pytest.CaptureFixture[str]) ->
     arguments = ["--repeats", "1", "--api", "completions", "--model", "m", "-n", "3"]
     assert main.run(["coldstart", *arguments, "--", sys.executable, PACING, "--port", "{port}"]) == 0
     captured = capsys.readouterr()
-    for words in ("port open", "ready to first token", "first answer whole", "1 launches"):
+    for words in ("port open", "ready to first token", "first answer whole", "1 launch"):
         assert words in captured.out
     assert "page cache was warm" in captured.err
 

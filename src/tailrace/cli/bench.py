@@ -21,6 +21,7 @@ Arrivals:
 Latency counts from the scheduled arrival; what fails counts as infinite. A p99 needs 662 requests at least.
 Exit codes: 0 measured, also when a limit does not hold (1 with --check); 130 interrupted, with the report so far."""
 
+ARRIVALS = "closed:1"
 REPEATS_MAX = 100
 EXIT_INTERRUPTED = 130
 
@@ -29,8 +30,9 @@ def bench(
     url: str = given.URL,
     workload: str = given.WORKLOAD,
     arrivals: str = typer.Option(
-        "closed:1", "--arrivals", "-a", metavar="LAW", help="poisson:RATE, constant:RATE, closed:CLIENTS or trace:FILE."
+        ARRIVALS, "--arrivals", "-a", metavar="LAW", help="poisson:RATE, constant:RATE, closed:CLIENTS or trace:FILE."
     ),
+    trace: str | None = typer.Option(None, "--trace", metavar="FILE", help="Short for --arrivals trace:FILE."),
     duration: float | None = typer.Option(
         None, "--duration", "-d", metavar="SECONDS", help="Length of the window.  [default: 60, without --requests]"
     ),
@@ -75,6 +77,10 @@ def bench(
     )
     from tailrace.cli.output import note
 
+    if trace is not None:
+        if arrivals != ARRIVALS:
+            raise typer.BadParameter("one of --arrivals and --trace", param_hint="--trace")
+        arrivals = f"trace:{trace}"
     outputs = Outputs(as_json=as_json, html=html, out=out)
     outputs.check()
     if rows is not None:

@@ -41,6 +41,7 @@ def result(*reports: Report, passes: bool | None = None) -> BenchResult:
         (["--arrivals", "poisson"], "poisson"),
         (["--arrivals", "poisson:-1"], "poisson:-1"),
         (["--arrivals", "weird:3"], "weird"),
+        (["--trace", "missing.jsonl"], "there is no trace file 'missing.jsonl'"),
         (["--workload", "chet"], "the nearest is 'chat'"),
         (["--workload", "missing.toml"], "missing.toml"),
         (["--slo", "ttft<=5"], "'ttft<=5' is not a limit"),
@@ -77,6 +78,11 @@ def test_bad_input_is_one_line_before_anything_is_sent(
     assert shown.out == ""
     assert words in shown.err
     assert len(shown.err.splitlines()) == 1
+
+
+def test_arrivals_are_given_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", NOWHERE, "--trace", "a.jsonl", "--arrivals", "poisson:4"]) == 2
+    assert "one of --arrivals and --trace" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

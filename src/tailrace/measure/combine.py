@@ -40,7 +40,7 @@ def combine(reports: Sequence[Report], *, seed: int = 0, num_resamples: int = NU
     unproven = [
         reason for number, report in enumerate(reports, 1) for reason in _unproven(report, number, len(reports))
     ]
-    found = [_judge(limit, reports, intervals) for limit in slo.limits]
+    found = [_judge(limit, reports, intervals, bool(unproven)) for limit in slo.limits]
     return BenchResult(
         definitions=reports[0].info.definitions,
         reports=list(reports),
@@ -134,21 +134,25 @@ def _intervals(reports: Sequence[Report], slo: Slo, seed: int, num_resamples: in
     return found
 
 
-def _judge(limit: Limit, reports: Sequence[Report], intervals: dict[str, Interval]) -> tuple[bool | None, str]:
+def _judge(
+    limit: Limit, reports: Sequence[Report], intervals: dict[str, Interval], is_unproven: bool
+) -> tuple[bool | None, str]:
     interval = intervals.get(f"{limit.metric}_{percentile_name(limit.percentile_ratio)}")
     if len(reports) == 1 or interval is None:
         return _judge_by_runs(limit, reports)
     end = to_float(interval.high_ms)
     runs = f"over {len(reports)} runs"
+    found = pooled_percentile(samples_of(reports, limit.metric), limit.percentile_ratio)
+    if found > limit.limit_ms:
+        why = "reaches the failures" if math.isinf(found) else f"is {found:.4g} ms, over the limit"
+        return False, f"{limit}: the percentile {runs} {why}"
     if math.isnan(end):
-        found = pooled_percentile(samples_of(reports, limit.metric), limit.percentile_ratio)
-        if found > limit.limit_ms:
-            return False, f"{limit}: the percentile {runs} is over the limit"
         return None, f"{limit}: too few requests {runs} for an upper end of the interval"
     if end <= limit.limit_ms:
         return True, f"{limit}: the interval {runs} ends at {end:.4g} ms"
     why = "reaches the failures" if math.isinf(end) else f"ends at {end:.4g} ms"
-    return False, f"{limit}: not shown, the interval {runs} {why}"
+    # A run that may carry no claim is no proof of the opposite either (as `build.limit_result` has it for one run).
+    return None if is_unproven else False, f"{limit}: not shown, the interval {runs} {why}"
 
 
 def _judge_by_runs(limit: Limit, reports: Sequence[Report]) -> tuple[bool | None, str]:

@@ -92,6 +92,13 @@ def test_a_run_that_is_not_steady_cannot_pass_and_can_fail() -> None:
     assert combine(over).passes is False
 
 
+def test_where_only_the_interval_is_over_a_run_that_is_not_steady_leaves_it_open() -> None:
+    pooled = np.sort(np.concatenate([latencies(i) for i in range(2)]))
+    slo = f"ttft_ms_p99<={math.ceil(pooled[math.ceil(0.99 * len(pooled)) - 1])}"
+    assert combine(repeats(2, slo=slo)).passes is False
+    assert combine(repeats(2, slo=slo, steady="drifting")).passes is None
+
+
 def test_a_metric_with_many_values_a_request_is_judged_run_by_run() -> None:
     result = combine(repeats(2, slo="ttft_ms_p99<=500, itl_ms_p99<=60"))
     assert result.passes is None

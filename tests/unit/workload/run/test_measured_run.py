@@ -18,7 +18,8 @@ from tailrace.measure.rows import read_records, read_rows
 from tailrace.measure.run_info import NullRun
 from tailrace.measure.slo import parse_slo
 from tailrace.workload.draw import draw_plan
-from tailrace.workload.job import AnswerText, texts_path
+from tailrace.workload.job import AnswerText, Endpoint, Realisation, SendJob, texts_path
+from tailrace.workload.run import calibration
 from tailrace.workload.run.calibration import keeps_schedule, null_source
 from tailrace.workload.run.live import LiveNumbers
 from tailrace.workload.run.machine_facts import machine_facts
@@ -123,6 +124,45 @@ def test_the_client_is_held_against_a_null_server_by_the_same_schedule(null_url:
     assert info.client.null_run is not None
     assert info.client.null_run.num_requests > 5
     assert "measuring this client against a null server" in phases
+
+
+def test_repeats_of_one_load_share_a_null_run_and_another_rate_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three runs: a rate, the same with another draw and text, another rate."""
+    measured: list[int] = []
+
+    async def measure_null(jobs: list[SendJob], _: asyncio.Event) -> NullRun:
+        measured.append(len(jobs))
+        return NullRun(num_requests=9, ttft_ms_p99=1.0, send_lag_ms_p99=1e6, chunk_lag_ms_p99=1.0)
+
+    monkeypatch.setattr(calibration, "null_run", measure_null)
+    monkeypatch.setattr(calibration, "_known", {})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(5))
+    first = make_request("http://x", arrivals="poisson:7")
+
+    async def senders_of(request: BenchRequest) -> int:
+        def jobs(num: int, name: str) -> list[SendJob]:
+            return [
+                SendJob(
+                    source=request.source(),
+                    endpoint=Endpoint(base_url=request.url, model="m"),
+                    realisation=Realisation(words=("one",)),
+                    options=request.options,
+                    shard=shard,
+                    num_shards=num,
+                    timeout_ns=1,
+                    num_in_flight_max=1,
+                    rows_path=f"{name}-{shard}",
+                )
+                for shard in range(num)
+            ]
+
+        return (await calibration.calibrated(jobs, None, request.slo, asyncio.Event()))[0]
+
+    for request in (first, repeat(first, 1)):
+        assert asyncio.run(senders_of(request)) == 5
+    assert measured == [1, 2, 4, 5]
+    asyncio.run(senders_of(msgspec.structs.replace(first, arrivals="poisson:8")))
+    assert measured == [1, 2, 4, 5] * 2
 
 
 def test_more_senders_are_taken_only_where_one_is_late() -> None:

@@ -1,5 +1,7 @@
 """Where a sender leaves its records: JSON lines, in pieces small enough that no write holds the loop up."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 import msgspec
@@ -16,6 +18,7 @@ class RowsOut:
 
     def __init__(self, rows_path: str, *, keep_text: bool) -> None:
         """Raises ConfigError when the files cannot be written."""
+        self._path = rows_path
         self._encode = msgspec.json.Encoder().encode
         self.num_records = 0
         self._texts: IO[bytes] | None = None
@@ -24,23 +27,32 @@ class RowsOut:
             self._texts = _open(texts_path(rows_path))
 
     def write(self, record: RequestRecord, text: AnswerText | None = None) -> None:
-        """Raises OSError."""
-        self._rows.write(self._encode(record) + b"\n")
-        self.num_records += 1
-        if text is not None and self._texts is not None:
-            self._texts.write(self._encode(text) + b"\n")
+        """Raises ConfigError, as when the disk is full."""
+        with _said(self._path):
+            self._rows.write(self._encode(record) + b"\n")
+            self.num_records += 1
+            if text is not None and self._texts is not None:
+                self._texts.write(self._encode(text) + b"\n")
 
     def close(self) -> None:
-        """Raises OSError when what is buffered cannot be written."""
-        try:
-            self._rows.close()
-        finally:
-            if self._texts is not None:
-                self._texts.close()
+        """Raises ConfigError when what is buffered cannot be written."""
+        with _said(self._path):
+            try:
+                self._rows.close()
+            finally:
+                if self._texts is not None:
+                    self._texts.close()
 
 
 def _open(path: str) -> IO[bytes]:
-    try:
+    with _said(path):
         return open(path, "wb", buffering=_BUFFER_BYTES)
+
+
+@contextmanager
+def _said(path: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}") from error
+        text = error.strerror or str(error)
+        raise ConfigError(f"{path} cannot be written: {text}; TMPDIR names another folder") from error

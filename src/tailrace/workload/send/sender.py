@@ -17,6 +17,7 @@ from itertools import takewhile
 from typing import Protocol
 
 from tailrace.clock import NS_PER_MS, monotonic_ns
+from tailrace.errors import ConfigError
 from tailrace.measure.record import Outcome
 from tailrace.workload.job import Finished, Progress, SendJob
 from tailrace.workload.plan import Plan, PlannedSession
@@ -85,7 +86,7 @@ class Sender:
             self._ahead.make_one()
 
     async def run(self, origin_ns: int) -> Finished:
-        """Sends from `origin_ns` on until `stop`. Raises OSError when records cannot be written."""
+        """Sends from `origin_ns` on until `stop`. Raises ConfigError when records cannot be written."""
         self._origin_ns = origin_ns
         ticker, garbage, cpu = LoopTicker(self._alarm), GcWatch(), CpuWatch()
         garbage.start()
@@ -254,7 +255,7 @@ class Sender:
     def _keep(self, call: Call) -> None:
         try:
             self._rows.write(call.record(self._job.shard), call.text())
-        except OSError as error:
+        except ConfigError as error:
             self.fail(error)
         self._tally.ended(call)
 

@@ -5,6 +5,7 @@ what is wrong and where; rows, bytes and lengths are bounded.
 """
 
 import csv
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -48,10 +49,21 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_trace(path: str) -> TraceFile:
-    """Raises ConfigError (one line, with the line's number) when the file cannot be read or a row is wrong."""
+    """Raises ConfigError (one line, with the line's number) when the file cannot be read or a row is wrong.
+
+    The last file is kept while it does not change: one command draws its plan several times."""
     try:
         if not Path(path).is_file():
             raise ConfigError(f"there is no trace file {path!r}", param="arrivals")
+        state = Path(path).stat()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the trace {path!r}: {error}", param="arrivals") from error
+    return _read_once(path, state.st_mtime_ns, state.st_size, state.st_ino)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_once(path: str, mtime_ns: int, size: int, inode: int) -> TraceFile:  # noqa: ARG001
+    try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             return _read(path, file)
     except (OSError, ValueError) as error:

@@ -151,6 +151,14 @@ def test_the_window_ends_with_the_trace_and_says_the_rate_in_it(trace: Any) -> N
     assert by_number.window_end_ns == 500_000_001
 
 
+def test_a_file_is_read_once_and_again_when_it_changed(trace: Any) -> None:
+    path = str(trace(AZURE))
+    first = read_trace(path)
+    assert read_trace(path) is first
+    Path(path).write_text(AZURE + "2023-11-16 18:18:00.0000000,10,10\n", encoding="utf-8")
+    assert len(read_trace(path).sessions) == len(first.sessions) + 1
+
+
 def test_the_rate_of_a_trace_is_that_of_its_gaps_and_one_instant_is_no_infinite_rate(trace: Any) -> None:
     row = {"prompt_tokens": 30, "output_tokens": 4}
     even = trace(json_lines([{"at_s": second, **row} for second in range(5)]))

@@ -1,5 +1,6 @@
 """The report of one run, from its rows alone: the same rows in any order give the same report."""
 
+import msgspec
 import numpy as np
 
 from tailrace.measure.checks import all_verdicts
@@ -13,7 +14,7 @@ from tailrace.measure.distribution import (
 from tailrace.measure.metrics import tokens_are
 from tailrace.measure.rates import cache_use, goodput, lengths, little, rates
 from tailrace.measure.record import TokenCount
-from tailrace.measure.report import Distribution, LimitResult, Quantile, Report, Samples, Steadiness, Verdict
+from tailrace.measure.report import Distribution, LimitResult, Little, Quantile, Report, Samples, Steadiness, Verdict
 from tailrace.measure.run_info import RunInfo
 from tailrace.measure.slo import Limit, percentile_name
 from tailrace.measure.statistics import min_samples
@@ -44,7 +45,8 @@ def build_report(info: RunInfo, table: RecordTable) -> Report:
     """Metrics, rates and verdicts of the requests scheduled in the window of `info`."""
     window = window_of(info, table)
     metrics = {name: _distribution(window, name) for name in METRICS}
-    steadiness = _steadiness(window)
+    found_little = little(window)
+    steadiness = _steadiness(window, found_little)
     verdicts = all_verdicts(window, steadiness)
     num_scheduled, num_counted = int(window.scheduled.sum()), int(window.counted.sum())
     return Report(
@@ -58,7 +60,7 @@ def build_report(info: RunInfo, table: RecordTable) -> Report:
         metrics=metrics,
         rates=rates(window),
         goodput=goodput(window),
-        little=little(window),
+        little=found_little,
         steadiness=steadiness,
         lengths=lengths(window),
         cache=cache_use(window),
@@ -120,10 +122,18 @@ def _distribution(window: Window, name: str) -> Distribution:
     return request_distribution(values[window.counted], ratios, estimated)
 
 
-def _steadiness(window: Window) -> Steadiness:
+def _steadiness(window: Window, found_little: Little) -> Steadiness:
+    """In an open loop, with Little's law as a witness: it sees a short overload that the trends take for chance."""
     ttft_ms = np.where(window.counted, window.metrics["ttft_ms"], np.nan)
     start_s, end_s = window.since_start_s("scheduled"), window.since_start_s("ended")
-    return judge_steadiness(start_s, end_s, ttft_ms, window.seconds, is_closed=window.is_closed)
+    found = judge_steadiness(start_s, end_s, ttft_ms, window.seconds, is_closed=window.is_closed)
+    if found.verdict != "steady" or window.is_closed or found_little.agrees is not False:
+        return found
+    reason = (
+        f"Little's law differs by {found_little.difference_ratio:.1%}: what lasts past the window and what comes from "
+        "before it differ by more than chance explains; run longer"
+    )
+    return msgspec.structs.replace(found, verdict="unknown", reasons=[reason])
 
 
 def _outcomes(window: Window) -> dict[str, int]:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measured_records import client_stats, failed, ns, record, run_info
+from simulated_queue import simulate
 
 from tailrace.measure.build import METRICS, SAMPLES_MAX, build_report
 from tailrace.measure.record import Outcome, RequestRecord, TokenCount
@@ -111,6 +112,25 @@ def test_littles_law_is_open_where_the_edges_of_the_window_may_explain_the_diffe
     assert found.chance_ratio == pytest.approx(2 * 1.501)
     assert found.agrees is None
     assert report([]).little.agrees is None
+
+
+def queue_report(seed: int, load: float) -> Report:
+    """300 requests, after 100 to warm up, of eight servers; answers of one chunk that ends when their service does."""
+    start_s, end_s, _, window_s = simulate(seed, 300, servers=8, exponential=True, load=load, warm=100)
+    rows = [
+        record(str(i), 1e5 + 1e3 * float(at), [1e3 * float(end - at)])
+        for i, (at, end) in enumerate(zip(start_s, end_s, strict=True))
+    ]
+    return report(rows, run_info(window_ms=(1e5, 1e5 + 1e3 * window_s)))
+
+
+def test_a_short_overload_that_the_trends_take_for_chance_is_not_steady_by_littles_law() -> None:
+    overloaded = [queue_report(seed, 1.2) for seed in range(20)]
+    caught = [made for made in overloaded if any("Little's law" in reason for reason in made.steadiness.reasons)]
+    assert caught
+    assert all((made.steadiness.verdict, made.little.agrees) == ("unknown", False) for made in caught)
+    assert sum(made.steadiness.verdict == "steady" for made in overloaded) <= 1
+    assert sum(queue_report(seed, 0.6).steadiness.verdict == "steady" for seed in range(20)) >= 19
 
 
 def test_a_cut_stream_leaves_token_rates_undefined_only_where_it_touches_the_window() -> None:

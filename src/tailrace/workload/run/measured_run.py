@@ -105,6 +105,8 @@ class _Run:
                 warm_up(request.source(), endpoint, realisation, self._options, request.timeout_s)
             )
             result = await self._send(jobs(num_senders, "run"))
+            if result.was_stopped and self._window_end_ns(result) <= self._plan.window_start_ns:
+                raise Stopped  # In the warm-up, or before an answer: a window without length says nothing.
             if recount is not None:
                 self._phase("counting tokens")
                 self._notes += await recount(result.rows_paths, endpoint)

@@ -212,6 +212,17 @@ def test_a_run_that_is_stopped_before_it_began_leaves_nothing(null_url: str, tmp
     assert not path.exists()
 
 
+def test_a_run_that_is_stopped_in_its_warm_up_leaves_nothing(null_url: str, tmp_path: Path) -> None:
+    def stop_when_sending(numbers: LiveNumbers, stop: asyncio.Event) -> None:
+        if numbers.start_ns is not None:
+            stop.set()
+
+    path = tmp_path / "rows.jsonl"
+    measured = run(make_request(null_url, warmup_s=60.0), path, show=stop_when_sending)
+    assert (measured.info, measured.was_interrupted) == (None, True)
+    assert not path.exists()
+
+
 def test_a_wrong_model_is_told_before_anything_is_sent(null_url: str, tmp_path: Path) -> None:
     with pytest.raises(ClientFailed, match="it serves: null"):
         run(make_request(null_url, model="other"), tmp_path / "rows.jsonl")

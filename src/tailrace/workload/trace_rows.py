@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -117,34 +117,37 @@ def _own_row(row: OwnRow) -> TraceRow:
     )
 
 
-def mooncake_parser() -> Callable[[str], TraceRow]:
-    """Of Mooncake's layout. Keeps the longest text seen of each block, to tell how much of a row was sent before it."""
+def mooncake_row(line: str) -> TraceRow:
+    """Of Mooncake's layout; how much of it was sent before is told by `with_shares`."""
+    row = _MOONCAKE_DECODER.decode(line)
+    num_tokens = _tokens(row.input_length, "input_length")
+    if len(row.hash_ids) > math.ceil(num_tokens / MOONCAKE_BLOCK_TOKENS):
+        raise BadRow(f"{len(row.hash_ids)} hash_ids are more than input_length {num_tokens} has blocks of 512")
+    blocks, left = [], num_tokens
+    for hash_id in row.hash_ids:
+        blocks.append((hash_id, min(left, MOONCAKE_BLOCK_TOKENS)))
+        left -= MOONCAKE_BLOCK_TOKENS
+    return TraceRow(
+        at_ns=_time_ns(row.timestamp, NS_PER_MS, "timestamp"),
+        prompt_tokens=num_tokens,
+        output_tokens=_tokens(row.output_length, "output_length"),
+        blocks=tuple(blocks),
+    )
+
+
+def with_shares(rows: Iterable[TraceRow]) -> list[TraceRow]:
+    """Rows by arrival, each with the tokens from its start that rows before it had too. Keeps the longest text seen of
+    each block."""
     seen: dict[int, int] = {}
-
-    def parse(line: str) -> TraceRow:
-        row = _MOONCAKE_DECODER.decode(line)
-        num_tokens = _tokens(row.input_length, "input_length")
-        if len(row.hash_ids) > math.ceil(num_tokens / MOONCAKE_BLOCK_TOKENS):
-            raise BadRow(f"{len(row.hash_ids)} hash_ids are more than input_length {num_tokens} has blocks of 512")
-        blocks, left = [], num_tokens
-        for hash_id in row.hash_ids:
-            blocks.append((hash_id, min(left, MOONCAKE_BLOCK_TOKENS)))
-            left -= MOONCAKE_BLOCK_TOKENS
-        shared = _seen_tokens(blocks, seen)
-        for hash_id, length in blocks:
+    found = []
+    for row in sorted(rows, key=lambda row: row.at_ns):
+        found.append(msgspec.structs.replace(row, shared_tokens=_seen_tokens(row.blocks, seen)))
+        for hash_id, length in row.blocks:
             seen[hash_id] = max(length, seen.get(hash_id, 0))
-        return TraceRow(
-            at_ns=_time_ns(row.timestamp, NS_PER_MS, "timestamp"),
-            prompt_tokens=num_tokens,
-            output_tokens=_tokens(row.output_length, "output_length"),
-            blocks=tuple(blocks),
-            shared_tokens=shared,
-        )
-
-    return parse
+    return found
 
 
-def _seen_tokens(blocks: list[tuple[int, int]], seen: dict[int, int]) -> int:
+def _seen_tokens(blocks: Iterable[tuple[int, int]], seen: dict[int, int]) -> int:
     """Tokens from the start that earlier rows had too."""
     shared = 0
     for hash_id, length in blocks:

@@ -25,8 +25,9 @@ from tailrace.workload.trace_rows import (
     azure_row,
     burstgpt_row,
     csv_parser,
-    mooncake_parser,
+    mooncake_row,
     own_parser,
+    with_shares,
 )
 
 ROWS_MAX = 1_000_000
@@ -95,7 +96,7 @@ def _read(path: str, file: TextIO) -> TraceFile:
         notes.append(f"trace: {num_empty:,} rows without prompt or output (failed requests) are left out")
     if not kept:
         raise ConfigError(f"the trace {path!r} has no row with a prompt and an output", param="arrivals")
-    sessions = _sessions(kept)
+    sessions = _sessions(with_shares(kept) if layout == "mooncake" else kept)
     if sessions[-1][0].at_ns > TIME_S_MAX * NS_PER_S:
         raise ConfigError(f"the trace {path!r} spans more than {TIME_S_MAX:g} s", param="arrivals")
     return TraceFile(layout=layout, sessions=sessions, notes=tuple(notes))
@@ -119,7 +120,7 @@ def _rows(path: str, first: tuple[int, str], rest: Iterator[tuple[int, str]]) ->
     if line.lstrip().startswith("{"):
         keys = _json_keys(path, number, line)
         if "timestamp" in keys and "input_length" in keys:
-            return "mooncake", _parsed(path, _chain(first, rest), mooncake_parser())
+            return "mooncake", _parsed(path, _chain(first, rest), mooncake_row)
         if "at_s" in keys or "prompt_tokens" in keys:
             return "tailrace", _parsed(path, _chain(first, rest), own_parser())
         raise _at(path, number, f"its keys ({', '.join(sorted(keys)[:8])}) are of no layout known here: {_LAYOUTS}")

@@ -76,6 +76,13 @@ def test_mooncake_rows_declare_what_earlier_rows_sent(trace: Any) -> None:
     assert [session[0].shared_tokens for session in read.sessions] == [0, 512 + 512 + 276, 512]
 
 
+def test_what_was_sent_before_goes_by_time_and_not_by_the_files_order(trace: Any) -> None:
+    """Else the row that comes first in the file and later in time finds more in the cache than was declared."""
+    row = {"input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
+    path = trace(json_lines([{"timestamp": 900, **row}, {"timestamp": 100, **row}]))
+    assert [rows[0].shared_tokens for rows in read_trace(str(path)).sessions] == [0, 600]
+
+
 def test_a_block_shared_in_the_trace_is_shared_text_in_the_run(trace: Any) -> None:
     plan = drawn(arrivals=f"trace:{trace(json_lines(MOONCAKE))}", warmup_s=0.0)
     turns = [plan.session(index).turns[0] for index in range(3)]

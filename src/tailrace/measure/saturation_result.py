@@ -134,9 +134,12 @@ def _remarks(
     remarks = []
     if rates and not is_confirmed:
         remarks.append("the ends are not confirmed: fresh runs at them are missing or disagree")
-    if rates and not any(rate.num_steady for rate in rates):
+    # A run too short to tell is `unknown`, which is no finding about the service.
+    found = {p.rate_per_s for p in probes if not p.is_spoilt and p.summary.steadiness != "unknown"}
+    unsteady = [rate for rate in rates if not rate.num_steady and rate.rate_per_s in found]
+    if unsteady and len(unsteady) == len(rates):
         remarks.append("there is no steady state at any rate that was tried")
-    elif unsteady := [rate for rate in rates if not rate.num_steady]:
+    elif unsteady:
         remarks.append(f"there is no steady state at {', '.join(f'{rate.rate_per_s:g}' for rate in unsteady)}/s")
     few = sorted({probe.rate_per_s for probe in probes if probe.outcome is RunOutcome.TOO_FEW})
     if few:

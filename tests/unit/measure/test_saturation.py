@@ -246,6 +246,13 @@ def test_the_fit_of_attainment_falls_with_the_rate() -> None:
     assert all(rate.attainment_ratio is not None for rate in result.rates)
 
 
+def test_runs_too_short_to_tell_are_no_missing_steady_state() -> None:
+    search = SaturationSearch(SaturationSettings(floor_per_s=1.0), 1)
+    while isinstance(probe := search.next_probe(), Probe):
+        search.record(probe, verdict(FAIL, probe.rate_per_s, steadiness="unknown"))
+    assert not any("steady state" in reason for reason in search.result().reasons)
+
+
 def test_missing_steadiness_and_little_are_said() -> None:
     search = SaturationSearch(SaturationSettings(floor_per_s=1.0), 1)
     while isinstance(probe := search.next_probe(), Probe):

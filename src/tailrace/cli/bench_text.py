@@ -3,7 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from tailrace.cli.output import table
-from tailrace.measure.report import BenchResult, Distribution, Interval, LengthQuantiles, LimitResult, Quantile, Report
+from tailrace.measure.report import (
+    BenchResult,
+    Distribution,
+    Interval,
+    LengthQuantiles,
+    LimitResult,
+    Quantile,
+    Rates,
+    Report,
+)
 
 METRIC_NAMES = {
     "ttft_ms": "TTFT",
@@ -149,6 +158,12 @@ def _percentiles(report: Report) -> str:
     )
 
 
+def _uncounted(rates: Rates) -> str:
+    if not rates.num_uncounted_chunks:
+        return ""
+    return f" (output at least: {count(rates.num_uncounted_chunks)} chunks have no count; --chunk-usage asks for one)"
+
+
 def _rates(report: Report) -> str:
     rates, goodput = report.rates, report.goodput
     rows = [
@@ -156,7 +171,7 @@ def _rates(report: Report) -> str:
             "requests/s",
             _joined(offered=rates.offered_per_s, issued=rates.issued_per_s, completed=rates.completed_per_s),
         ],
-        ["tokens/s", _joined(output=rates.output_tokens_per_s, prompt=rates.prompt_tokens_per_s)],
+        ["tokens/s", _joined(output=rates.output_tokens_per_s, prompt=rates.prompt_tokens_per_s) + _uncounted(rates)],
     ]
     if goodput is not None:
         tokens = "" if goodput.output_tokens_per_s is None else f", {rate(goodput.output_tokens_per_s)} tokens/s"

@@ -21,11 +21,13 @@ def rates(window: Window) -> Rates:
     first = window.holds("first")
     prompt_known = bool(table.known("num_prompt_tokens")[first].all())
     prompt_tokens = int(table.count("num_prompt_tokens")[first].sum()) if prompt_known else None
+    num_tokens, num_uncounted = _tokens_received(window)
     return Rates(
         offered_per_s=window.info.offered_per_s,
         issued_per_s=_per_s(int(window.holds("issued").sum()), seconds),
         completed_per_s=_per_s(int((table.ok & window.holds("ended")).sum()), seconds),
-        output_tokens_per_s=_maybe_per_s(_tokens_received(window), seconds),
+        output_tokens_per_s=_per_s(num_tokens, seconds),
+        num_uncounted_chunks=num_uncounted,
         prompt_tokens_per_s=_maybe_per_s(prompt_tokens, seconds),
         schedule_ks=ks_distance(scheduled, issued) if len(scheduled) and len(issued) else None,
     )
@@ -135,17 +137,18 @@ def cache_use(window: Window) -> CacheUse:
     )
 
 
-def _tokens_received(window: Window) -> int | None:
-    """Tokens whose chunk arrived in the window, of whatever request; None where some of these are not known.
-
-    Streams cut when the load was stopped have no count (their `usage` never came), and lie after the window.
-    """
+def _tokens_received(window: Window) -> tuple[int, int]:
+    """(tokens whose chunk arrived in the window, of whatever request; how many of these chunks count one for want of
+    a count: their stream was cut before its `usage` came, and the server says nothing chunk by chunk)."""
     table = window.table
-    in_window = (table.time_ns("first") < window.end_ns) & (table.time_ns("last") >= window.start_ns)
-    if (tokens_are(table, TokenCount.UNKNOWN) & table.known("first") & in_window).any():
-        return None
-    pieces = table.chunks.instants(table.time_ns("scheduled"))
-    return sum(int(tokens[(t >= window.start_ns) & (t < window.end_ns)].sum()) for t, tokens in pieces)
+    uncounted = np.repeat(tokens_are(table, TokenCount.UNKNOWN), table.chunks.counts)
+    num_tokens = num_uncounted = done = 0
+    for instants, tokens in table.chunks.instants(table.time_ns("scheduled")):
+        inside = (instants >= window.start_ns) & (instants < window.end_ns)
+        num_tokens += int(tokens[inside].sum())
+        num_uncounted += int(uncounted[done : done + len(tokens)][inside].sum())
+        done += len(tokens)
+    return num_tokens, num_uncounted
 
 
 def _lengths(window: Window, name: str, rows: Bools) -> LengthQuantiles:

@@ -42,8 +42,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     issued_per_s: float
     completed_per_s: float
     """Answers that ended well inside the window, whenever they arrived."""
-    output_tokens_per_s: float | None
+    output_tokens_per_s: float
     """Tokens received inside the window, those of unfinished requests included."""
+    num_uncounted_chunks: int = 0
+    """Chunks in it that count one token for want of a count: then the rate is at least the figure."""
     prompt_tokens_per_s: float | None
     """Prompt tokens of requests whose first token fell into the window."""
     schedule_ks: float | None

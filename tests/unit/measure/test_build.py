@@ -70,7 +70,7 @@ def test_throughput_counts_what_arrived_inside_the_window() -> None:
 def test_token_rates_are_undefined_where_tokens_are_not_known() -> None:
     rows = [record("a", 0, [5, 5], token_count=TokenCount.UNKNOWN, num_output_tokens=None)]
     made = report(rows, run_info(slo="ttft_ms_p99<=500"))
-    assert made.rates.output_tokens_per_s is None
+    assert (made.rates.output_tokens_per_s, made.rates.num_uncounted_chunks) == (2, 2), "at least one a chunk"
     assert made.rates.prompt_tokens_per_s is None
     assert made.goodput is not None
     assert made.goodput.output_tokens_per_s is None
@@ -133,12 +133,16 @@ def test_a_short_overload_that_the_trends_take_for_chance_is_not_steady_by_littl
     assert sum(queue_report(seed, 0.6).steadiness.verdict == "steady" for seed in range(20)) >= 19
 
 
-def test_a_cut_stream_leaves_token_rates_undefined_only_where_it_touches_the_window() -> None:
+def test_chunks_of_a_cut_stream_count_one_token_each_and_are_named_where_they_fall_into_the_window() -> None:
+    def counted(*rows: RequestRecord) -> tuple[float, int]:
+        rates = report([good, *rows]).rates
+        return rates.output_tokens_per_s, rates.num_uncounted_chunks
+
     cut = {"outcome": Outcome.CANCELLED, "token_count": TokenCount.UNKNOWN, "num_output_tokens": None}
     good = record("a", 0, [5, 5])
-    assert report([good, record("stopped", 1_001, [5, 5], **cut)]).rates.output_tokens_per_s == 2
-    assert report([good, record("in the window", 990, [5, 50], **cut)]).rates.output_tokens_per_s is None
-    assert report([good, record("into the window", -10, [5, 50], **cut)]).rates.output_tokens_per_s is None
+    assert counted(record("stopped", 1_001, [5, 5], **cut)) == (2, 0)
+    assert counted(record("in the window", 990, [5, 50], **cut)) == (3, 1)
+    assert counted(record("into the window", -10, [5, 50], **cut)) == (3, 1)
 
 
 def test_failures_are_counted_among_the_counted_alone() -> None:

@@ -154,7 +154,7 @@ def _tiles(report: Report) -> str:
         ),
         page.card(
             "output tokens a second",
-            number(rates.output_tokens_per_s),
+            f"{'≥ ' if rates.num_uncounted_chunks else ''}{number(rates.output_tokens_per_s)}",
             f"{number(rates.prompt_tokens_per_s)} prompt tokens a second",
         ),
         page.card("in flight, mean", number(report.little.in_flight_mean), _little(report)),

@@ -62,7 +62,7 @@ def report(name: str, *, parameters: object, results: object, targets: Seq[dict[
         "machine": machine(),
         "packages": packages,
         "commit": _commit(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", _relative(sys.argv[0]), *sys.argv[1:]]),
         "parameters": parameters,
         "targets": list(targets),
         "results": results,
@@ -88,6 +88,11 @@ def summary(values: Seq[float]) -> dict[str, float]:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _relative(script: str) -> str:
+    """From the folder of the repository, wherever that lies."""
+    return os.path.relpath(Path(script).resolve(), Path(__file__).resolve().parents[1])
 
 
 def _commit() -> str:

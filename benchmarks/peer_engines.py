@@ -52,7 +52,7 @@ def tailrace(name: str = "tailrace", *options: str) -> Engine:
     return Engine(name, command, {}, lambda: True, lambda: None)
 
 
-def vllm(name: str = "vllm", dtype: str = "auto", *options: str) -> Engine:
+def vllm(name: str, dtype: str, *options: str) -> Engine:
     python = PEERS / "vllm" / "bin" / "python"
 
     def command(port: int | str) -> list[str]:

@@ -103,7 +103,8 @@ def engines(row: str) -> list[Engine]:
     else:
         slots = ("--parallel", "64", "--kv-unified", "--ctx-size", "98304")
     theirs = [llama_server(f"llama-{file}", file, *slots) for file in ("q8_0", "q4_1")]
-    return [*ours, vllm("vllm"), *theirs]
+    # `auto` is bf16, which a CPU without bf16 instructions computes piece by piece.
+    return [*ours, vllm("vllm-auto", "auto"), vllm("vllm-f32", "float32"), *theirs]
 
 
 def tailrace_json(arguments: list[str]) -> Any:

@@ -11,6 +11,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple, cast
@@ -140,7 +141,8 @@ def _blocks(path: Path) -> Generator[_Block, None, None]:
         with path.open("rb") as raw:
             is_packed = raw.read(2) == _GZIP_MAGIC
             raw.seek(0)
-            yield from _line_blocks(path, _unpacked(raw) if is_packed else iter(lambda: raw.read(_BLOCK_BYTES), b""))
+            pieces = _read_ahead(_unpacked(raw)) if is_packed else iter(lambda: raw.read(_BLOCK_BYTES), b"")
+            yield from _line_blocks(path, pieces)
     except (EOFError, zlib.error) as error:
         raise ConfigError(f"{path} is damaged or was cut short while it was written ({error})") from None
     except OSError as error:
@@ -163,6 +165,15 @@ def _unpacked(raw: IO[bytes]) -> Iterator[bytes]:
             break
     if not member.eof:
         raise EOFError("its end is missing")
+
+
+def _read_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same pieces: while one is decoded, a thread unpacks the next (zlib lets go of the interpreter meanwhile)."""
+    with ThreadPoolExecutor(max_workers=1) as unpacker:
+        coming = unpacker.submit(next, pieces, b"")
+        while piece := coming.result():
+            coming = unpacker.submit(next, pieces, b"")
+            yield piece
 
 
 def _line_blocks(path: Path, pieces: Iterator[bytes]) -> Iterator[_Block]:

@@ -104,6 +104,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     num_awaiting_first: int
     """In flight without a token."""
     outcomes: dict[str, int]
+    num_window: int = 0
+    """Requests of the window that came due."""
+    num_window_open: int = 0
+    """Of these, not ended."""
     ttft_ms: list[float]
     """Since the last message; at most 1,000."""
     tpot_ms: list[float]

@@ -141,7 +141,7 @@ class Sender:
 
     def progress(self) -> Progress:
         """Since the last call."""
-        return self._tally.progress(self._active, self._num_in_flight)
+        return self._tally.progress(self._active, self._num_in_flight, self._window)
 
     # Arrivals
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from tailrace.clock import NS_PER_MS
 from tailrace.workload.job import Progress
 from tailrace.workload.send.calls import Call
+from tailrace.workload.send.window import ShardWindow
 
 _SAMPLES_MAX = 1_000
 """Of one kind in a message."""
@@ -37,7 +38,7 @@ class Tally:
         if answer.lags_ns and len(self.chunk_lags_ns) < _CHUNK_LAGS_MAX:
             self.chunk_lags_ns.extend(answer.lags_ns)
 
-    def progress(self, active: Iterable[Call], num_in_flight: int) -> Progress:
+    def progress(self, active: Iterable[Call], num_in_flight: int, window: ShardWindow) -> Progress:
         """`active`: calls that are due and not over."""
         ttft_ms, self._ttft_ms = self._ttft_ms, []
         tpot_ms, self._tpot_ms = self._tpot_ms, []
@@ -47,6 +48,8 @@ class Tally:
             num_in_flight=num_in_flight,
             num_awaiting_first=sum(1 for each in active if each.issued_ns is not None and not each.answer.times_ns),
             outcomes=dict(self._outcomes),
+            num_window=window.num_begun,
+            num_window_open=window.num_open,
             ttft_ms=ttft_ms,
             tpot_ms=tpot_ms,
             num_output_tokens=self._num_output_tokens,

@@ -20,19 +20,21 @@ class ShardWindow:
             self._left = share + (shard < rest)
             if self._left == 0:
                 self.end_ns = self.start_ns
-        self._num_open = 0
+        self.num_begun = 0
+        self.num_open = 0
         self._last_ns = 0
         self._is_passed = False
 
     @property
     def is_done(self) -> bool:
-        return self._is_passed and self._num_open == 0
+        return self._is_passed and self.num_open == 0
 
     def began(self, scheduled_ns: int) -> bool:
         """A request came due. Whether it is one of the window; if so, `ended` follows when it has its record."""
         if scheduled_ns < self.start_ns or (self.end_ns is not None and scheduled_ns >= self.end_ns):
             return False
-        self._num_open += 1
+        self.num_begun += 1
+        self.num_open += 1
         if self._left is not None:
             self._left -= 1
             self._last_ns = max(self._last_ns, scheduled_ns)
@@ -43,12 +45,13 @@ class ShardWindow:
 
     def ended(self) -> None:
         """A request of the window has its record."""
-        self._num_open -= 1
+        self.num_open -= 1
 
     def extended(self, end_ns: int, num_open: int) -> None:
         """It lasted longer than this shard saw; `num_open` requests that were left out belong to it and are open."""
         self.end_ns = end_ns
-        self._num_open += num_open
+        self.num_begun += num_open
+        self.num_open += num_open
 
     def passed(self) -> None:
         """No request will come due in it any more."""

@@ -172,10 +172,15 @@ class OpenPlan(_DrawnPlan):
             )
         self._first = self._schedule.first_at_or_after(self.window_start_ns)
         if source.num_requests is not None:
-            self._end_ns = self._schedule.instant_ns(self._first + source.num_requests - 1) + 1
+            self._end_ns = self._middle_ns(self._first + source.num_requests)
         else:
             self._end_ns = self.window_start_ns + _duration_ns(source)
         self.window_end_ns = self._end_ns
+
+    def _middle_ns(self, index: int) -> int:
+        """Of the gap before an arrival: a window that ended at an arrival would leave no time to issue it."""
+        before, after = (self._schedule.instant_ns(i) for i in (index - 1, index))
+        return before + (after - before) // 2 + 1
 
     @cached_property
     def schedule_sha256(self) -> str:

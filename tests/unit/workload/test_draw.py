@@ -82,7 +82,7 @@ def test_a_window_by_time_begins_after_the_warm_up() -> None:
     assert plan.num_clients is None
 
 
-def test_a_window_by_number_ends_just_after_its_last_arrival() -> None:
+def test_a_window_by_number_ends_in_the_middle_of_the_gap_after_its_last_arrival() -> None:
     plan = drawn(arrivals="constant:10", duration_s=None, num_requests=25, warmup_s=2.0)
     inside = [
         index
@@ -92,7 +92,7 @@ def test_a_window_by_number_ends_just_after_its_last_arrival() -> None:
     assert len(inside) == 25
     # The arrival at exactly 2 s is the first of them.
     assert plan.scheduled_ns(inside[0]) == 2 * NS_PER_S
-    assert plan.window_end_ns == (plan.scheduled_ns(inside[-1]) or 0) + 1
+    assert plan.window_end_ns == (plan.scheduled_ns(inside[-1]) or 0) + NS_PER_S // 20 + 1
 
 
 def test_load_goes_on_after_the_window_by_the_same_law() -> None:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 LINE_NS = 5 * NS_PER_S
 _FRAME_NS = NS_PER_S // 4
+OUTRUN = (
+    "requests in flight only grow: the service does not carry this rate; Ctrl-C ends the run with the report so far"
+)
 
 
 class Display(Protocol):
@@ -42,9 +45,13 @@ class LineDisplay:
     def __init__(self) -> None:
         self._phase = ""
         self._next_ns = 0
+        self._is_outrun_said = False
 
     def show(self, numbers: "LiveNumbers") -> None:
         now_ns = monotonic_ns()
+        if not self._is_outrun_said and numbers.is_outrun(now_ns):
+            self._is_outrun_said = True
+            note(OUTRUN)
         if numbers.phase != self._phase:
             self._phase, self._next_ns = numbers.phase, now_ns + LINE_NS
             note(numbers.phase)
@@ -86,6 +93,8 @@ def panel(title: str, numbers: "LiveNumbers", now_ns: int) -> "RenderableType":
     if numbers.start_ns is not None:
         for name, text in lines(numbers, now_ns):
             grid.add_row(name, Text(text))
+        if numbers.is_outrun(now_ns):
+            grid.add_row("", Text(OUTRUN))
     bar = ProgressBar(total=1.0, completed=numbers.done_ratio(now_ns))
     return Panel(Group(Text(numbers.phase), bar, grid), title=Text(title), title_align="left")
 
@@ -93,18 +102,12 @@ def panel(title: str, numbers: "LiveNumbers", now_ns: int) -> "RenderableType":
 def lines(numbers: "LiveNumbers", now_ns: int) -> list[tuple[str, str]]:
     """(name, text) of each line."""
     elapsed_s = numbers.elapsed_s(now_ns)
-    total = (
-        f"{numbers.warmup_s + numbers.duration_s:.0f} s"
-        if numbers.duration_s is not None
-        else (f"{count(numbers.num_requests or 0)} requests")
-    )
-    offered, issued = (_per_s(number, elapsed_s) for number in (numbers.num_scheduled, numbers.num_issued))
     failed = [
         f"{count(number)} {label}" for label, number in sorted(numbers.outcomes.items()) if label != "ok" and number
     ]
     return [
-        ("time", f"{elapsed_s:.0f} s of {total}, {count(numbers.num_ended)} requests ended"),
-        ("rate", f"{offered} offered, {issued} issued a second"),
+        ("time", stage(numbers, elapsed_s)),
+        ("rate", f"{_per_s(numbers.num_issued, elapsed_s)} issued a second, {count(numbers.num_ended)} ended"),
         (
             "in flight",
             f"{count(numbers.num_in_flight)} in flight, {count(numbers.num_awaiting_first)} awaiting first token",
@@ -113,6 +116,19 @@ def lines(numbers: "LiveNumbers", now_ns: int) -> list[tuple[str, str]]:
         ("TPOT", f"TPOT p50 {milliseconds(numbers.tpot_ms(0.5))}, p99 {milliseconds(numbers.tpot_ms(0.99))} ms"),
         ("errors", ", ".join(failed) or "no errors"),
     ]
+
+
+def stage(numbers: "LiveNumbers", elapsed_s: float) -> str:
+    """Warm-up, window, or what comes after it."""
+    into_s = elapsed_s - numbers.warmup_s
+    if into_s < 0:
+        return f"warm-up {elapsed_s:.0f}/{numbers.warmup_s:.0f} s"
+    if numbers.duration_s is not None and into_s < numbers.duration_s:
+        return f"window {into_s:.0f}/{numbers.duration_s:.0f} s"
+    if numbers.num_requests is not None and numbers.num_window < numbers.num_requests:
+        return f"window {count(numbers.num_window)}/{count(numbers.num_requests)} requests"
+    waiting = f"{count(numbers.num_window_open)} of {count(numbers.num_window)}"
+    return f"window over; waiting for {waiting} to end, load goes on"
 
 
 def _per_s(number: int, elapsed_s: float) -> str:

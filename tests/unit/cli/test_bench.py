@@ -106,7 +106,9 @@ def test_an_address_that_is_none_is_one_line(url: str, said: str, capsys: pytest
 
 def test_a_service_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", NOWHERE, "--requests", "1"]) == 5
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"tailrace: {NOWHERE}/v1/models cannot be used")
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"tailrace: {NOWHERE}/v1/models cannot be used")
+    assert said.endswith("; is a server running there?")
 
 
 @pytest.mark.parametrize("url", ["http://me:hush@127.0.0.1:9", "me:hush@127.0.0.1:9/v1"])
@@ -249,8 +251,8 @@ def numbers() -> LiveNumbers:
 
 def test_the_display_adds_senders_up() -> None:
     shown = dict(lines(numbers(), now_ns=11 * 10**9))
-    assert shown["time"] == "10 s of 20 s, 40 requests ended"
-    assert shown["rate"] == "8 offered, 7.8 issued a second"
+    assert shown["time"] == "window 5/15 s"
+    assert shown["rate"] == "7.8 issued a second, 40 ended"
     assert shown["in flight"] == "6 in flight, 2 awaiting first token"
     assert shown["TTFT"] == "TTFT p50 200, p99 300 ms"
     assert shown["errors"] == "2 timeout"
@@ -273,8 +275,31 @@ def test_nothing_seen_yet_is_no_number() -> None:
 def test_done_is_by_time_or_by_requests() -> None:
     assert numbers().done_ratio(now_ns=11 * 10**9) == 0.5
     live = LiveNumbers(warmup_s=0.0, duration_s=None, num_requests=100)
-    live.add(0, progress())
+    live.add(0, progress(num_window=36, num_window_open=4))
     assert live.done_ratio(now_ns=0) == 0.32
+
+
+def test_a_run_says_where_it_is() -> None:
+    live = numbers()
+    live.add(0, progress(num_window=30, num_window_open=3))
+    live.add(1, progress(num_window=30, num_window_open=1))
+    times = [dict(lines(live, now_ns=(1 + s) * 10**9))["time"] for s in (3, 19, 20)]
+    assert times == ["warm-up 3/5 s", "window 14/15 s", "window over; waiting for 4 of 60 to end, load goes on"]
+    live = LiveNumbers(warmup_s=0.0, duration_s=None, num_requests=100)
+    live.add(0, progress(num_window=14, num_window_open=2))
+    assert dict(lines(live, now_ns=0))["time"] == "window 14/100 requests"
+
+
+@pytest.mark.parametrize(("growth", "is_outrun"), [(5, True), (1, False), (0, False)])
+def test_a_service_that_only_falls_behind_is_told_apart(growth: int, is_outrun: bool) -> None:
+    live = numbers()
+    found = []
+    for look in range(7):
+        flight = 10 + growth * look
+        outcomes = {"ok": 100 + (10 - growth) * look}
+        live.add(0, progress(num_in_flight=flight, num_issued=110 + 10 * look, outcomes=outcomes))
+        found.append(live.is_outrun(now_ns=(1 + 5 * look) * 10**9))
+    assert found == [False] * 6 + [is_outrun]
 
 
 def test_without_a_terminal_a_phase_is_a_line_and_standard_output_stays_empty(

@@ -139,7 +139,8 @@ async def ask(endpoint: Endpoint, method: str, path: str, body: bytes, timeout_s
         whole.is_over = True
         await pool.close()
     if whole.problem:
-        raise ClientFailed(f"{where} cannot be used: {whole.problem}")
+        hint = "" if whole.is_connected else "; is a server running there?"
+        raise ClientFailed(f"{where} cannot be used: {whole.problem}{hint}")
     if whole.status != 200:
         hint = "; does the service want an API key?" if whole.status == 401 and endpoint.api_key is None else ""
         raise ClientFailed(f"{where} answered {whole.status}: {error_text(bytes(whole.content))}{hint}")
@@ -161,13 +162,14 @@ class _WholeAnswer:
     def __init__(self) -> None:
         self.over = asyncio.Event()
         self.is_over = False
+        self.is_connected = False
         self.status = 0
         self.content_type = ""
         self.content = bytearray()
         self.problem = ""
 
-    def connected(self, t_ns: int, connection: Connection, is_reused: bool) -> None:
-        pass
+    def connected(self, t_ns: int, connection: Connection, is_reused: bool) -> None:  # noqa: ARG002
+        self.is_connected = True
 
     def sent(self, t_ns: int) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from tailrace.workload.job import Progress
 
 SAMPLES_KEPT = 20_000
 """The latest values of TTFT and TPOT: bounded, and enough for a p99."""
+GROWTH_LOOKS = 6
+GROWTH_LOOK_NS = 5 * NS_PER_S
+ENDED_SHARE = 0.8
 
 
 class LiveNumbers:
@@ -26,6 +30,8 @@ class LiveNumbers:
         self._latest: dict[int, Progress] = {}
         self._ttft_ms: deque[float] = deque(maxlen=SAMPLES_KEPT)
         self._tpot_ms: deque[float] = deque(maxlen=SAMPLES_KEPT)
+        self._flow: deque[tuple[int, int, int]] = deque(maxlen=GROWTH_LOOKS + 1)
+        self._next_look_ns = 0
 
     def add(self, shard: int, progress: Progress) -> None:
         self._latest[shard] = progress
@@ -36,8 +42,14 @@ class LiveNumbers:
         return 0.0 if self.start_ns is None else max(0.0, (now_ns - self.start_ns) / NS_PER_S)
 
     @property
-    def num_scheduled(self) -> int:
-        return sum(each.num_scheduled for each in self._latest.values())
+    def num_window(self) -> int:
+        """Requests of the window that came due."""
+        return sum(each.num_window for each in self._latest.values())
+
+    @property
+    def num_window_open(self) -> int:
+        """Of these, not ended."""
+        return sum(each.num_window_open for each in self._latest.values())
 
     @property
     def num_issued(self) -> int:
@@ -66,11 +78,23 @@ class LiveNumbers:
     def tpot_ms(self, ratio: float) -> float | None:
         return _rank(self._tpot_ms, ratio)
 
+    def is_outrun(self, now_ns: int) -> bool:
+        """Whether requests in flight have only grown for half a minute, and far fewer ended than were issued. Call it
+        often: it looks every five seconds, once the first request has ended."""
+        if self.num_ended and now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + GROWTH_LOOK_NS
+            self._flow.append((self.num_in_flight, self.num_issued, self.num_ended))
+        if len(self._flow) <= GROWTH_LOOKS:
+            return False
+        grows = all(later[0] > earlier[0] for earlier, later in pairwise(self._flow))
+        issued, ended = (self._flow[-1][i] - self._flow[0][i] for i in (1, 2))
+        return grows and ended < ENDED_SHARE * issued
+
     def done_ratio(self, now_ns: int) -> float:
         """Of warm-up and window, 0 to 1; what comes after them is not foreseen."""
         if self.duration_s is not None:
             return min(1.0, self.elapsed_s(now_ns) / max(self.warmup_s + self.duration_s, 1e-9))
-        return min(1.0, self.num_ended / max(self.num_requests or 1, 1))
+        return min(1.0, (self.num_window - self.num_window_open) / max(self.num_requests or 1, 1))
 
 
 def _rank(values: Iterable[float], ratio: float) -> float | None:

@@ -36,6 +36,8 @@ from tailrace.workload.send.self_check import client_stats
 
 GAPS_MAX = 10_000
 """Of the schedule, kept in the header of the rows."""
+QUIET_S = 5.0
+"""Without an answer, before a person is told what may be the matter."""
 _T = TypeVar("_T")
 Show = Callable[[LiveNumbers], None]
 
@@ -82,7 +84,7 @@ class _Run:
     async def measure(self, rows_path: Path, recount: Recount | None) -> Measured:
         request = self._request
         self._phase(f"asking {request.url}")
-        connected = await self._unless_stopped(
+        connected = await self._answered(
             connect(
                 request.url,
                 model=request.model,
@@ -93,7 +95,7 @@ class _Run:
         )
         self._phase("calibrating the lengths of prompts")
         endpoint = connected.endpoint
-        realisation = await self._unless_stopped(realised(endpoint))
+        realisation = await self._answered(realised(endpoint))
         with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as folder:
 
             def jobs(num: int, name: str) -> list[SendJob]:
@@ -111,7 +113,7 @@ class _Run:
                 self._phase("counting tokens")
                 self._notes += await recount(result.rows_paths, endpoint)
             info = self._info(connected, realisation, result, null)
-            self._phase("writing the rows")
+            self._phase("putting the records together")
             await asyncio.to_thread(write_rows, rows_path, info, merged_lines(result.rows_paths))
         return Measured(info=info, was_interrupted=result.was_stopped)
 
@@ -201,6 +203,20 @@ class _Run:
     def _check_stopped(self) -> None:
         if self._stop.is_set() and self._numbers.start_ns is None:
             raise Stopped
+
+    async def _answered(self, work: Awaitable[_T]) -> _T:
+        """As `_unless_stopped`; a wait that has become long says what it may be waiting for."""
+
+        async def remind() -> None:
+            await asyncio.sleep(QUIET_S)
+            self._numbers.phase += ": still waiting; the service may be loading its model"
+            self._show(self._numbers)
+
+        reminder = asyncio.create_task(remind())
+        try:
+            return await self._unless_stopped(work)
+        finally:
+            reminder.cancel()
 
     async def _unless_stopped(self, work: Awaitable[_T]) -> _T:
         """The result of something that has no rows yet; Ctrl-C need not wait for its time limit."""

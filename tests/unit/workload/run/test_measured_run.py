@@ -19,7 +19,7 @@ from tailrace.measure.run_info import NullRun
 from tailrace.measure.slo import parse_slo
 from tailrace.workload.draw import draw_plan
 from tailrace.workload.job import AnswerText, Endpoint, Realisation, SendJob, texts_path
-from tailrace.workload.run import calibration
+from tailrace.workload.run import calibration, measured_run
 from tailrace.workload.run.calibration import keeps_schedule, null_source
 from tailrace.workload.run.live import LiveNumbers
 from tailrace.workload.run.machine_facts import machine_facts
@@ -124,6 +124,15 @@ def test_the_client_is_held_against_a_null_server_by_the_same_schedule(null_url:
     assert info.client.null_run is not None
     assert info.client.null_run.num_requests > 5
     assert "measuring this client against a null server" in phases
+
+
+def test_a_service_that_takes_long_to_answer_may_be_loading(
+    null_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured_run, "QUIET_S", 0.0)
+    phases: list[str] = []
+    run(make_request(null_url, num_requests=1), tmp_path / "rows.jsonl", show=lambda n, _: phases.append(n.phase))
+    assert f"asking {null_url}: still waiting; the service may be loading its model" in phases
 
 
 def test_repeats_of_one_load_share_a_null_run_and_another_rate_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

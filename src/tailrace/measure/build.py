@@ -92,17 +92,25 @@ def _judge(
         return None, "no request has a value"
     if _over(value, limit.limit_ms):
         return False, "the percentile is over the limit"
-    unproven = [name for name in NEEDED_VERDICTS if verdicts[name].state != "ok"]
-    if unproven:
-        why = "; ".join(f"{name} is {verdicts[name].state}" for name in unproven)
-        return None, f"the percentile is within the limit, but a claim needs more: {why}"
+    unproven = [_UNPROVEN[name, state] for name in NEEDED_VERDICTS if (state := verdicts[name].state) != "ok"]
+    missing = list(unproven)
     if bound is None:
         needed = min_samples(limit.percentile_ratio)
-        return None, f"too few samples for a bound of this percentile: {needed:,} independent ones are needed"
-    if _over(bound, limit.limit_ms):
-        return False, f"the percentile is within the limit, its 99 % bound over {num:,} samples is not"
+        missing.append(f"too few samples for a bound of this percentile: {needed:,} independent ones are needed")
+    elif _over(bound, limit.limit_ms):
+        missing.append(f"its 99 % bound over {num:,} samples is not")
+    if missing:
+        return None if unproven or bound is None else False, "; ".join(["the percentile is within the limit", *missing])
     unchecked = ", ".join(name for name, verdict in verdicts.items() if verdict.state == "unknown")
     return True, "the 99 % bound is within the limit" + (f" (not checked: {unchecked})" if unchecked else "")
+
+
+_UNPROVEN = {
+    ("client", "unknown"): "client not checked",
+    ("steady", "unknown"): "steadiness unknown",
+    ("steady", "invalid"): "no steady state",
+}
+"""By verdict and state."""
 
 
 def _over(value: Quantile, limit_ms: float) -> bool:

@@ -77,6 +77,8 @@ def cache_verdict(window: Window) -> Verdict:
     rows = window.counted & table.known("num_cached_tokens") & table.known("num_prompt_tokens")
     rows &= ~table.known("turn") | (table.count("turn") == 0)
     if not rows.any():
+        if not (window.counted & table.ok).any():
+            return _verdict([], ["no answer ended well"])
         return _verdict([], ["the server does not say how many prompt tokens it found in its cache"])
     prompt = table.count("num_prompt_tokens")[rows]
     asked = np.where(table.known("num_prompt_tokens_asked"), table.count("num_prompt_tokens_asked"), 0)[rows]
@@ -131,7 +133,7 @@ def tokens_verdict(window: Window) -> Verdict:
     if (good & tokens_are(table, TokenCount.LENGTH)).any():
         unchecked.append("tokens of each chunk are estimated from the length of its text: ITL is an estimate")
     if not both.any():
-        return _verdict([], [*unchecked, "answers were not counted a second time; name the model's tokenizer to do so"])
+        return _verdict([], [*unchecked, "answers were not counted a second time; --tokenizer does so"])
     by_server, by_client = table.count("num_output_tokens")[both], table.count("num_output_tokens_client")[both]
     off = np.abs(by_server - by_client) > np.maximum(2, 0.01 * by_server)
     share = float(off.mean())

@@ -248,7 +248,8 @@ def _notes(a: BenchResult, b: BenchResult, percentiles: Sequence[Change]) -> lis
         elif len(result.reports) < 5:
             notes.append(f"{name} has {len(result.reports)} runs: below five the intervals are too narrow")
         notes += [
-            f"{name} run {number} is {report.steadiness.verdict}: its percentiles depend on its length"
+            f"{name} run {number}: {_STEADINESS.get(report.steadiness.verdict, report.steadiness.verdict)}, so its "
+            "percentiles may depend on its length"
             for number, report in enumerate(result.reports, 1)
             if report.steadiness.verdict != "steady"
         ]
@@ -256,6 +257,9 @@ def _notes(a: BenchResult, b: BenchResult, percentiles: Sequence[Change]) -> lis
     if few:
         notes.append(f"too few samples, or too many failures, to tell: {', '.join(few)}")
     return notes + _conditions(a, b)
+
+
+_STEADINESS = {"unknown": "steadiness unknown"}
 
 
 def _conditions(a: BenchResult, b: BenchResult) -> list[str]:

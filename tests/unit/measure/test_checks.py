@@ -201,6 +201,12 @@ def test_more_cached_than_declared_is_invalid(rows: list[RequestRecord], state: 
     assert cache_verdict(window(rows)).state == state
 
 
+def test_without_an_answer_it_is_not_the_server_that_did_not_say() -> None:
+    rows = [record(str(i), 10.0 * i, [], outcome=Outcome.UNREACHABLE) for i in range(9)]
+    assert cache_verdict(window(rows)).reasons == ["no answer ended well"]
+    assert "does not say" in reason(cache_verdict(window(requests())))
+
+
 def test_a_few_hits_do_not_spoil_a_run() -> None:
     rows = [*cached(0)[:99], record("hit", 5, [1], num_prompt_tokens=1000, num_cached_tokens=900)]
     assert cache_verdict(window(rows)).state == "ok"

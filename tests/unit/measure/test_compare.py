@@ -115,7 +115,7 @@ def test_few_samples_and_few_runs_are_said() -> None:
 
 def test_runs_that_are_not_steady_are_said() -> None:
     found = comparison(result(), result(first_seed=10, steady="drifting"))
-    assert "B run 2 is drifting: its percentiles depend on its length" in found.notes
+    assert "B run 2: drifting, so its percentiles may depend on its length" in found.notes
 
 
 def test_a_figure_of_single_runs_has_no_interval() -> None:

@@ -5,6 +5,7 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
 
 from tailrace.cli import options
@@ -35,8 +36,10 @@ def coldstart(
     max_tokens: int = typer.Option(1, "--max-tokens", "-n", min=1, help="Of the first request."),
     api_key: str | None = typer.Option(None, "--api-key", help="Sent as bearer token."),
     as_json: bool = options.JSON,
+    out: str | None = typer.Option(None, "--out", metavar="FILE", help="Write the JSON to a file."),
 ) -> None:
     """Start a server and time it to its first token, by phase. The page cache stays warm: files are not read anew."""
+    from tailrace.cli.bench_result import check_writable, write_file
     from tailrace.cli.output import note, print_json
     from tailrace.workload.cold.coldstart import ColdstartJob, parse_url
 
@@ -46,6 +49,8 @@ def coldstart(
         raise typer.BadParameter("chat or completions", param_hint="--api")
     if not ready_path.startswith("/"):
         raise typer.BadParameter("a path begins with /", param_hint="--ready-path")
+    if out is not None:
+        check_writable(out)
     host, base_path = "127.0.0.1", ""
     if url is not None:
         host, port, base_path = parse_url(url)
@@ -65,10 +70,20 @@ def coldstart(
         api_key=api_key,
     )
     result = _measure(job)
+    if out is not None:
+        write_file(out, msgspec.json.format(msgspec.json.encode(result), indent=1))
     if as_json:
         print_json(result)
-        return
-    print(coldstart_text(result))
+    else:
+        print(coldstart_text(result), flush=True)
+        _say_how(result)
+    if out is not None:
+        note(f"JSON: {out}")
+
+
+def _say_how(result: "ColdstartResult") -> None:
+    from tailrace.cli.output import note
+
     note(f"found by polling every {result.quantum_ms:g} ms; the page cache was warm; model {result.model}")
 
 
@@ -83,6 +98,9 @@ async def _measure_until_told(job: "ColdstartJob") -> "ColdstartResult":
     """SIGTERM and SIGHUP end the command as Ctrl-C does: nobody else would."""
     from tailrace.cli.output import note
     from tailrace.workload.cold.coldstart import Coldstart, Watch, measure_coldstart
+
+    def on_start(number: int) -> None:
+        note(f"launch {number} of {job.repeats}")
 
     def on_launch(number: int, launch: Coldstart) -> None:
         note(f"launch {number} of {job.repeats}: first token after {launch.first_token_ms:,.0f} ms")
@@ -101,7 +119,7 @@ async def _measure_until_told(job: "ColdstartJob") -> "ColdstartResult":
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, tell, number)
     with contextlib.suppress(asyncio.CancelledError):
-        return await measure_coldstart(job, Watch(on_launch=on_launch, on_log=on_log))
+        return await measure_coldstart(job, Watch(on_start=on_start, on_launch=on_launch, on_log=on_log))
     # Cancelled: by one of these signals, or by Ctrl-C, which the runner turns into KeyboardInterrupt.
     if told:
         raise SystemExit(128 + told[0])

@@ -15,15 +15,21 @@ TAILRACE = str(Path(sys.executable).parent / "tailrace")
 WAIT_S = 60
 
 
-def test_json_holds_every_launch(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["coldstart", "--repeats", "2", "--json", "--", sys.executable, PACING, "--port", "{port}"]) == 0
+def test_json_holds_every_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "cold.json"
+    command = ["--repeats", "2", "--json", "--out", str(out), "--", sys.executable, PACING, "--port", "{port}"]
+    assert main.run(["coldstart", *command]) == 0
     captured = capsys.readouterr()
     result = json.loads(captured.out)
     assert len(result["launches"]) == 2
     assert set(result["phases"]) == {
         "exec_to_port", "port_to_ready", "ready_to_first_token", "first_token_to_answered"
     }  # fmt: skip
-    assert "launch 2 of 2" in captured.err
+    assert json.loads(out.read_text()) == result
+    notes = captured.err.splitlines()
+    assert notes[0] == "launch 1 of 2"
+    assert notes[1].startswith("launch 1 of 2: first token after")
+    assert notes[-1] == f"JSON: {out}"
 
 
 def test_the_table_says_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,7 @@ class ColdstartResult(msgspec.Struct, frozen=True, kw_only=True):
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
     """How the caller hears of progress."""
 
+    on_start: Callable[[int], None]
     on_launch: Callable[[int, Coldstart], None]
     on_log: Callable[[str], None]
     """The command's last output, when a launch fails."""
@@ -100,6 +101,7 @@ async def measure_coldstart(job: ColdstartJob, watch: Watch) -> ColdstartResult:
     launches: list[Coldstart] = []
     model = ""
     for number in range(job.repeats):
+        watch.on_start(number + 1)
         # The port of an earlier launch may take a while to be free; before the first one it is somebody else's.
         launch, model = await _launch(job, watch, PORT_FREE_S_MAX if number else 0.0)
         watch.on_launch(number + 1, launch)

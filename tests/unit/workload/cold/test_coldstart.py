@@ -56,7 +56,9 @@ class Heard:
 
     @property
     def watch(self) -> Watch:
-        return Watch(on_launch=lambda _, launch: self.launches.append(launch), on_log=self.logs.append)
+        return Watch(
+            on_start=lambda _: None, on_launch=lambda _, launch: self.launches.append(launch), on_log=self.logs.append
+        )
 
 
 def measure(job: ColdstartJob, heard: Heard | None = None) -> ColdstartResult:

@@ -15,8 +15,9 @@ Examples:
 Arrivals:
   poisson:RATE     requests a second with exponential gaps, whatever the service does
   constant:RATE    the same with equal gaps
+  gamma:RATE:CV    bursts: gaps of a gamma law with coefficient of variation CV (1: poisson)
   closed:CLIENTS   so many callers, each sends when its last answer ended
-  trace:FILE       the instants and lengths of a file
+  trace:FILE       the instants and lengths of a file; trace:FILE@2.0 twice as fast
 \b
 Latency counts from the scheduled arrival; what fails counts as infinite. A p99 needs 662 requests at least.
 Exit codes: 0 measured, also when a limit does not hold (1 with --check); 130 interrupted, with the report so far."""
@@ -30,13 +31,15 @@ def bench(
     url: str = given.URL,
     workload: str = given.WORKLOAD,
     arrivals: str = typer.Option(
-        ARRIVALS, "--arrivals", "-a", metavar="LAW", help="poisson:RATE, constant:RATE, closed:CLIENTS or trace:FILE."
+        ARRIVALS, "--arrivals", "-a", metavar="LAW", help="poisson:RATE, closed:CLIENTS and others, see below."
     ),
     trace: str | None = typer.Option(None, "--trace", metavar="FILE", help="Short for --arrivals trace:FILE."),
     duration: float | None = typer.Option(
         None, "--duration", "-d", metavar="SECONDS", help="Length of the window.  [default: 60, without --requests]"
     ),
-    requests: int | None = typer.Option(None, "--requests", "-n", help="Length of the window as requests."),
+    requests: int | None = typer.Option(
+        None, "--requests", "-n", help="Length of the window as requests; load goes on until they have ended."
+    ),
     slo: str | None = given.SLO,
     warmup: float = given.WARMUP,
     seed: int = given.SEED,

@@ -33,6 +33,12 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
         if self.html is not None and self.html == self.out:
             raise ConfigError(f"{self.out} cannot be both the page and the JSON: give two names")
 
+    def say(self) -> None:
+        """Which files were written, after the result."""
+        for name, path in (("JSON", self.out), ("page", self.html)):
+            if path is not None:
+                note(f"{name}: {path}")
+
 
 def check_writable(path: str) -> None:
     """Tries: permissions alone do not tell of a folder that is mounted read-only."""
@@ -67,14 +73,13 @@ def show(result: BenchResult, curves: Sequence[RunSeries], outputs: Outputs) -> 
     """Raises ConfigError when a file cannot be written."""
     if outputs.out is not None:
         write_file(outputs.out, msgspec.json.format(msgspec.json.encode(result), indent=1))
-        note(f"JSON: {outputs.out}")
     if outputs.html is not None:
         write_file(outputs.html, report_page(result, curves).encode("utf-8", "replace"))
-        note(f"page: {outputs.html}")
     if outputs.as_json:
         print_json(result)
     else:
         print(printable(result_text(result)), flush=True)
+    outputs.say()
 
 
 def holds(result: BenchResult) -> bool:

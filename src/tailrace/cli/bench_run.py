@@ -133,7 +133,7 @@ def say_too_short(request: BenchRequest) -> None:
     if expected is not None and expected < needed:
         note(
             f"about {expected:,.0f} requests are too few to bound {request.slo}: {needed:,} are needed; "
-            "the limits will read `cannot say` (or use --repeats)"
+            "the limits can fail, but cannot be shown to hold (or use --repeats)"
         )
 
 

@@ -151,11 +151,11 @@ def _percentiles(report: Report) -> str:
         mark = "~" if metric.num_estimated else ""
         rows.append([METRIC_NAMES[name] + mark, *cells, *map(count, (metric.num, metric.num_failed))])
         rows[-1].append(count(metric.num_undefined))
-    text = table(header, rows, right=frozenset(range(1, len(header))))
-    estimated = any(metric.num_estimated for metric in metrics.values())
-    return text + (
-        "\n~ rests in part on several tokens that came together, or on estimated counts" if estimated else ""
-    )
+    lines = [table(header, rows, right=frozenset(range(1, len(header))))]
+    lines.append("ok: requests that ended well only; TTFO: time to the first token that is not reasoning")
+    if any(metric.num_estimated for metric in metrics.values()):
+        lines.append("~ rests in part on several tokens that came together, or on estimated counts")
+    return "\n".join(lines)
 
 
 def _uncounted(rates: Rates) -> str:
@@ -169,9 +169,14 @@ def _rates(report: Report) -> str:
     rows = [
         [
             "requests/s",
-            _joined(offered=rates.offered_per_s, issued=rates.issued_per_s, completed=rates.completed_per_s),
+            _joined(
+                {"by the law": rates.offered_per_s, "issued": rates.issued_per_s, "completed": rates.completed_per_s}
+            ),
         ],
-        ["tokens/s", _joined(output=rates.output_tokens_per_s, prompt=rates.prompt_tokens_per_s) + _uncounted(rates)],
+        [
+            "tokens/s",
+            _joined({"output": rates.output_tokens_per_s, "prompt": rates.prompt_tokens_per_s}) + _uncounted(rates),
+        ],
     ]
     if goodput is not None:
         tokens = "" if goodput.output_tokens_per_s is None else f", {rate(goodput.output_tokens_per_s)} tokens/s"
@@ -197,7 +202,7 @@ def _little(report: Report) -> str:
     return f" (Little's law differs by {ratio(little.difference_ratio)})"
 
 
-def _joined(**rates: float | None) -> str:
+def _joined(rates: Mapping[str, float | None]) -> str:
     return ", ".join(f"{rate(value)} {name}" for name, value in rates.items() if value is not None) or "-"
 
 

@@ -1,6 +1,6 @@
 """`tailrace compare`: what changed between two measured results, with intervals."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -58,12 +58,15 @@ def read_result(path: str) -> "BenchResult":
     from tailrace.measure.report import BenchResult
 
     class Head(msgspec.Struct):
-        definitions: str
+        definitions: str | msgspec.UnsetType = msgspec.UNSET
+        result: Any = None
 
     text = _read(path)
     try:
         head = msgspec.json.decode(text, type=Head)
-        if head.definitions != DEFINITIONS:
+        if head.definitions is msgspec.UNSET and head.result is not None:
+            raise ConfigError(f"{path} is a result of `tailrace saturate`, not of `tailrace bench`")
+        if head.definitions is not msgspec.UNSET and head.definitions != DEFINITIONS:
             raise ConfigError(
                 f"{path}: made with the definitions {head.definitions[:60]!r}, these are {DEFINITIONS};"
                 " make its report again from its rows"

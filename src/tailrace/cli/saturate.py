@@ -12,7 +12,8 @@ Examples:
 \b
 Doubles the rate until a run fails, bisects on its logarithm, then makes fresh runs at both ends in random order.
 A run passes when it is valid and steady and the bound of each percentile is within its limit.
-Exit codes: 0 the search came to an end (1 with --check when no rate is known to pass); 130 interrupted."""
+Exit codes: 0 the search came to an end; 1 no rate could be judged (with --check: none is known to pass);
+130 interrupted."""
 
 EXIT_INTERRUPTED = 130
 
@@ -98,5 +99,6 @@ def saturate(
         show(found.report, outputs)
     if found.was_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if check and (found.report is None or found.report.result.last_pass_per_s is None):
+    result = None if found.report is None else found.report.result
+    if result is None or (result.last_pass_per_s is None and (check or result.first_fail_per_s is None)):
         raise typer.Exit(1)

@@ -21,6 +21,7 @@ from tailrace.measure.run_summary import RunVerdict, judge
 from tailrace.measure.saturation import Probe, SaturationSearch, SaturationSettings
 from tailrace.measure.saturation_result import ProbeResult
 from tailrace.measure.slo import parse_slo
+from tailrace.measure.steadiness import REQUESTS_MIN as STEADY_REQUESTS_MIN
 from tailrace.workload.run.request import BenchRequest
 
 LAWS = ("poisson", "constant")
@@ -43,13 +44,20 @@ def parse_law(text: str) -> str:
 
 
 def requests_per_run(slo: str, requests: int | None, duration: float | None) -> int | None:
-    """None: by time. Raises InvalidRequest for a wrong SLO, ConfigError for an empty one."""
+    """None: by time. Raises InvalidRequest for a wrong SLO, ConfigError for an empty one or runs that cannot pass."""
     limits = parse_slo(slo)
     if not limits.limits:
         raise ConfigError("--slo is empty: without limits every rate passes", param="slo")
-    if requests is not None or duration is not None:
-        return requests
-    return max(REQUESTS_MIN, round(MARGIN_RATIO * requests_needed(limits)))
+    needed = requests_needed(limits)
+    if requests is None:
+        return None if duration is not None else max(REQUESTS_MIN, round(MARGIN_RATIO * needed))
+    if requests < max(STEADY_REQUESTS_MIN, needed):
+        raise ConfigError(
+            f"--requests-per-run {requests}: no run could pass; steadiness needs {STEADY_REQUESTS_MIN} requests, "
+            f"the bounds of {limits} need {needed:,}",
+            param="requests",
+        )
+    return requests
 
 
 def check_runs(runs: int, runs_max: int) -> None:
@@ -128,14 +136,13 @@ def show(report: SaturationReport, outputs: Outputs) -> None:
     """Raises ConfigError when a file cannot be written."""
     if outputs.out is not None:
         write_file(outputs.out, msgspec.json.format(msgspec.json.encode(report), indent=1))
-        note(f"JSON: {outputs.out}")
     if outputs.html is not None:
         write_file(outputs.html, saturation_page(report).encode("utf-8", "replace"))
-        note(f"page: {outputs.html}")
     if outputs.as_json:
         print_json(report)
     else:
         print(printable(report_text(report)), flush=True)
+    outputs.say()
 
 
 def report_text(report: SaturationReport) -> str:

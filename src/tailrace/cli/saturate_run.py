@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ from tailrace.cli.bench_text import count, milliseconds, rate, ratio
 from tailrace.cli.output import note, print_json, printable, table
 from tailrace.errors import ConfigError
 from tailrace.measure.build import build_report
-from tailrace.measure.pages.saturation_page import SaturationReport, bracket, saturation_page
+from tailrace.measure.pages.saturation_page import SaturationReport, Value, bracket, saturation_page, shown_values
 from tailrace.measure.rows import read_rows
 from tailrace.measure.run_info import RunInfo
 from tailrace.measure.run_summary import RunVerdict, judge
@@ -125,10 +125,12 @@ def start_line(request: BenchRequest, probe: Probe) -> str:
 
 def probe_line(probe: Probe, verdict: RunVerdict) -> str:
     s = verdict.summary
+    limits = "".join(f", {each.limit}: {milliseconds(each.value_ms)} ms" for each in s.limits)
     why = f": {verdict.reasons[0]}" if verdict.reasons and verdict.outcome != "pass" else ""
     return (
         f"{probe.rate_per_s:g}/s ({probe.purpose}): {verdict.outcome.value}, {s.steadiness}; TTFT p99 "
-        f"{milliseconds(s.ttft_ms_p99)} ms, goodput {rate(s.goodput_per_s)}/s, {count(s.num_errors)} errors{why}"
+        f"{milliseconds(s.ttft_ms_p99)} ms{limits}, goodput {rate(s.goodput_per_s)}/s, "
+        f"{count(s.num_errors)} errors{why}"
     )
 
 
@@ -147,14 +149,15 @@ def show(report: SaturationReport, outputs: Outputs) -> None:
 
 def report_text(report: SaturationReport) -> str:
     result, info = report.result, report.info
-    header = ["rate/s", "runs", "passed", "steady", "attained", "TTFT p95", "TTFT p99", "goodput/s", "errors"]
-    header += ["queue age p99"]
+    values = shown_values(info.slo)
+    header = ["rate/s", "runs", "passed", "steady", "attained", *values, "goodput/s", "errors", "queue age p99"]
     rows = []
     for each in result.rates:
         runs = [p for p in result.probes if p.rate_per_s == each.rate_per_s]
         mark = {result.last_pass_per_s: " <", result.first_fail_per_s: " >"}.get(each.rate_per_s, "")
         counts = (each.num_runs, each.num_passed, each.num_steady)
-        rows.append([f"{each.rate_per_s:g}{mark}", *map(count, counts), ratio(each.attainment_ratio), *_middle(runs)])
+        rows.append([f"{each.rate_per_s:g}{mark}", *map(count, counts), ratio(each.attainment_ratio)])
+        rows[-1] += _middle(runs, values.values())
     parts = [
         f"{info.workload} at {info.url}, {info.slo}",
         bracket(result),
@@ -165,7 +168,7 @@ def report_text(report: SaturationReport) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _middle(runs: list[ProbeResult]) -> list[str]:
+def _middle(runs: list[ProbeResult], values: Iterable[Value]) -> list[str]:
     """The run in the middle by TTFT p99, whole: its numbers belong together."""
 
     def ttft(run: ProbeResult) -> float:
@@ -173,7 +176,7 @@ def _middle(runs: list[ProbeResult]) -> list[str]:
         return float("inf") if value is None else float(value)
 
     s = sorted(runs, key=ttft)[(len(runs) - 1) // 2].summary
-    times = [milliseconds(s.ttft_ms_p95), milliseconds(s.ttft_ms_p99)]
+    times = [milliseconds(value(s)) for value in values]
     return [*times, rate(s.goodput_per_s), count(s.num_errors), milliseconds(s.queue_age_ms_p99)]
 
 

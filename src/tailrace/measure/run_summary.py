@@ -8,7 +8,8 @@ import numpy as np
 
 from tailrace.measure.combine import combine, invalid_reasons
 from tailrace.measure.intervals import to_float
-from tailrace.measure.report import Quantile, Report, Samples
+from tailrace.measure.report import LimitResult, Quantile, Report, Samples
+from tailrace.measure.slo import Limit
 from tailrace.measure.statistics import nearest_rank
 
 SUMMARY_RESAMPLES = 1
@@ -52,6 +53,12 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """At each arrival, how long the oldest request without a token had waited: see `queue_ages_ms`."""
     little_difference_ratio: float | None = None
     little_agrees: bool | None = True
+    limits: list[LimitResult] = []
+    """Of the SLO, each with its percentile and bound."""
+
+    def limited_ms(self, limit: Limit) -> Quantile:
+        """The percentile that a limit speaks of."""
+        return next((found.value_ms for found in self.limits if found.limit == str(limit)), None)
 
 
 class RunVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +94,7 @@ def summarise(report: Report) -> RunSummary:
         queue_age_ms_p99=nearest_rank(np.sort(ages), 0.99) if len(ages) else None,
         little_difference_ratio=report.little.difference_ratio,
         little_agrees=report.little.agrees,
+        limits=report.limits,
     )
 
 

@@ -1,6 +1,7 @@
 """`tailrace saturate`: what a search is told, and how its result is shown."""
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tailrace.cli.saturate_run import (
 )
 from tailrace.errors import ConfigError
 from tailrace.measure.pages.saturation_page import SaturationReport, bracket, saturation_figures, saturation_page
+from tailrace.measure.report import LimitResult
 from tailrace.measure.run_summary import RunOutcome, RunSummary, RunVerdict
 from tailrace.measure.saturation import Probe, SaturationSearch, SaturationSettings
 
@@ -163,6 +165,32 @@ def test_the_bracket_is_shaded_and_infinite_percentiles_are_marks() -> None:
     assert "triangle-up-open" in runs["marker"]["symbol"]
     assert len(runs["x"]) == len(report.result.probes)
     assert json.loads(msgspec.json.encode(list(figures.values())))
+
+
+def test_the_percentiles_of_the_slo_are_shown_beside_their_limits() -> None:
+    slo = "ttft_ms_p50<=300, tpot_ms_p90<=40"
+    limits = [LimitResult(limit="ttft_ms_p50<=300", value_ms=123.0, bound_ms=150.0, passes=True, reason="")]
+    limits.append(LimitResult(limit="tpot_ms_p90<=40", value_ms=31.5, bound_ms=33.0, passes=True, reason=""))
+    steps = SaturationSearch(SaturationSettings(start_per_s=2.0), seed=3)
+    probe = steps.next_probe()
+    assert isinstance(probe, Probe)
+    found = verdict(2.0, 10.0)
+    found = msgspec.structs.replace(found, summary=msgspec.structs.replace(found.summary, limits=limits))
+    steps.record(probe, found)
+    report = SaturationReport(info=make_info(slo=slo), result=steps.result())
+    lines = report_text(report).splitlines()
+    header = next(i for i, line in enumerate(lines) if line.startswith("rate/s"))
+    columns = dict(zip(re.split(r"  +", lines[header]), re.split(r"  +", lines[header + 1]), strict=True))
+    assert columns["ttft_ms_p50<=300"] == "123"
+    assert columns["tpot_ms_p90<=40"] == "31.5"
+    assert columns["TTFT p99"] == "202"
+    figures = {figure.name: figure for figure in saturation_figures(report)}
+    assert [shape["y0"] for shape in figures["tpot"].layout["shapes"]] == [40.0]
+    [line] = figures["ttft"].layout["shapes"]
+    p50 = next(trace for trace in figures["ttft"].traces if trace["name"] == "p50")
+    assert (line["y0"], line["line"]["color"]) == (300.0, p50["line"]["color"])
+    assert "ttft_ms_p50&lt;=300" in saturation_page(report)
+    assert "ttft_ms_p50<=300: 123 ms" in probe_line(probe, found)
 
 
 def test_the_page_shows_text_as_text() -> None:

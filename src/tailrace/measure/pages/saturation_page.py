@@ -1,6 +1,9 @@
 """The page of a search over rates: the bracket in words, TTFT, goodput, errors and queue age against the rate."""
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,6 +15,7 @@ from tailrace.measure.report import Quantile
 from tailrace.measure.run_info import RunInfo
 from tailrace.measure.run_summary import RunOutcome, RunSummary
 from tailrace.measure.saturation_result import ProbeResult, SaturationResult
+from tailrace.measure.slo import Slo, percentile_name
 
 
 class SaturationReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +34,15 @@ _MARKS = {
     RunOutcome.CLIENT: ("square-open", GREY),
     RunOutcome.INVALID: ("square-open", GREY),
 }
+_COLOURS = (BLUE, AMBER, TEAL, VIOLET, GREY)
+_METRICS = {
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
+    "e2e_ms": "E2E",
+    "stall_ms": "Stall",
+    "itl_ms": "ITL",
+    "chunk_gap_ms": "Chunk gap",
+}
 _TONES = {"found": "good", "never_fails": "open"}
 
 
@@ -46,7 +59,7 @@ def saturation_page(report: SaturationReport) -> str:
         name="saturation",
         before="<h2>Against the rate</h2>",
         figures=saturation_figures(report),
-        after="".join(["<h2>Every run</h2>", _runs(result.probes), "<h2>Identity</h2>", identity(info)]),
+        after="".join(["<h2>Every run</h2>", _runs(result.probes, info.slo), "<h2>Identity</h2>", identity(info)]),
     )
     return page.page("How much it can take", head, [section])
 
@@ -65,19 +78,7 @@ def bracket(result: SaturationResult) -> str:
 
 
 def saturation_figures(report: SaturationReport) -> list[Figure]:
-    result, limit_ms = report.result, report.info.slo.limit_ms("ttft_ms")
-    ttft = _figure(
-        "TTFT",
-        "Each run: a dot passes, a cross fails, an open square is invalid; a triangle at the top: failures reach it.",
-        "ms",
-        result,
-        [("p95", BLUE, lambda s: s.ttft_ms_p95), ("p99", AMBER, lambda s: s.ttft_ms_p99)],
-    )
-    if limit_ms is not None:
-        line = {"color": RED, "width": 1, "dash": "dash"}
-        across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit_ms, "y1": limit_ms, "line": line}
-        ttft.layout["shapes"].append(across)
-    ttft.layout["yaxis"]["type"] = "log"
+    result = report.result
     errors = _figure(
         "Errors",
         "Share of the window's requests that did not end well.",
@@ -86,8 +87,13 @@ def saturation_figures(report: SaturationReport) -> list[Figure]:
         [("errors", RED, lambda s: s.num_errors / s.num_requests if s.num_requests else None)],
     )
     errors.layout["yaxis"] |= {"tickformat": ".0%", "range": [0, _top(errors)]}
+    limited = {limit.metric for limit in report.info.slo.limits}
     return [
-        ttft,
+        *(
+            _times(metric, name, report)
+            for metric, name in _METRICS.items()
+            if metric == "ttft_ms" or metric in limited
+        ),
         _figure(
             "Goodput",
             "Requests a second that met the SLO, and those that ended well.",
@@ -104,6 +110,44 @@ def saturation_figures(report: SaturationReport) -> list[Figure]:
             [("queue age p99", BLUE, lambda s: s.queue_age_ms_p99)],
         ),
     ]
+
+
+def _times(metric: str, name: str, report: SaturationReport) -> Figure:
+    """Percentiles of a metric: those that the SLO limits, each with its limit in its colour, and of TTFT the usual."""
+    values: dict[str, Value] = {}
+    if metric == "ttft_ms":
+        values = {"p95": lambda s: s.ttft_ms_p95, "p99": lambda s: s.ttft_ms_p99}
+    limits = {
+        percentile_name(limit.percentile_ratio): limit for limit in report.info.slo.limits if limit.metric == metric
+    }
+    values = {p: partial(RunSummary.limited_ms, limit=limit) for p, limit in limits.items()} | values
+    colours = dict(zip(sorted(values), itertools.cycle(_COLOURS), strict=False))
+    figure = _figure(
+        name,
+        "Each run: a dot passes, a cross fails, an open square is invalid; a triangle at the top: failures reach it.",
+        "ms",
+        report.result,
+        [(p, colours[p], values[p]) for p in sorted(values)],
+    )
+    figure.layout["yaxis"]["type"] = "log"
+    figure.layout["annotations"] = []
+    for place_x, (p, limit) in enumerate(sorted(limits.items())):
+        line = {"color": colours[p], "width": 1, "dash": "dash"}
+        place = {"xref": "paper", "x0": 0, "x1": 1, "y0": limit.limit_ms, "y1": limit.limit_ms}
+        figure.layout["shapes"].append({"type": "line", "line": line} | place)
+        figure.layout["annotations"].append(
+            {
+                "xref": "paper",
+                "x": 0.01 + 0.25 * (place_x % 4),  # side by side: limits may be equal
+                "y": math.log10(limit.limit_ms),
+                "text": f"{p} limit {limit.limit_ms:g}",
+                "showarrow": False,
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "font": {"size": 11, "color": colours[p]},
+            }
+        )
+    return figure
 
 
 def _top(errors: Figure) -> float:
@@ -171,14 +215,23 @@ def _shaded(result: SaturationResult) -> list[dict[str, Any]]:
     return [place | {"fillcolor": "rgba(217, 140, 0, 0.18)", "line": {"width": 0}}]
 
 
-def _runs(probes: Sequence[ProbeResult]) -> str:
-    header = ["run", "rate", "for", "outcome", "steady", "n", "errors", "TTFT p95", "TTFT p99", "TPOT p99"]
+def _runs(probes: Sequence[ProbeResult], slo: Slo) -> str:
+    values = shown_values(slo)
+    header = ["run", "rate", "for", "outcome", "steady", "n", "errors", *values]
     header += ["goodput/s", "queue age p99", "Little", "why"]
-    rows = [[f"{i}", *_run_cells(probe)] for i, probe in enumerate(probes, 1)]
-    return page.table(header, rows, frozenset(range(5, 13)) | {0, 1})
+    rows = [[f"{i}", *_run_cells(probe, values.values())] for i, probe in enumerate(probes, 1)]
+    return page.table(header, rows, frozenset(range(5, len(header) - 1)) | {0, 1})
 
 
-def _run_cells(probe: ProbeResult) -> list[str]:
+def shown_values(slo: Slo) -> dict[str, Value]:
+    """Columns of a table: TTFT p95 and p99, and the percentiles that the SLO limits, named with their limits."""
+    usual: dict[str, Value] = {"TTFT p95": lambda s: s.ttft_ms_p95, "TTFT p99": lambda s: s.ttft_ms_p99}
+    limited = {f"{limit.metric}_{percentile_name(limit.percentile_ratio)}" for limit in slo.limits}
+    shown = {name: value for name, value in usual.items() if name.replace("TTFT ", "ttft_ms_") not in limited}
+    return shown | {str(limit): partial(RunSummary.limited_ms, limit=limit) for limit in slo.limits}
+
+
+def _run_cells(probe: ProbeResult, values: Iterable[Value]) -> list[str]:
     s = probe.summary
     little = "–" if s.little_agrees is None or s.little_difference_ratio is None else f"{s.little_difference_ratio:.1%}"
     return [
@@ -188,7 +241,7 @@ def _run_cells(probe: ProbeResult) -> list[str]:
         s.steadiness,
         f"{s.num_requests:,}",
         f"{s.num_errors:,}",
-        *map(quantile, (s.ttft_ms_p95, s.ttft_ms_p99, s.tpot_ms_p99)),
+        *(quantile(value(s)) for value in values),
         number(s.goodput_per_s),
         number(s.queue_age_ms_p99),
         little,

@@ -68,9 +68,10 @@ def report_text(report: Report) -> str:
 
 def headline(report: Report) -> str:
     info = report.info
+    seed = "" if info.arrivals.startswith("trace:") else f", seed {info.seed}"
     planned = f", {count(report.num_planned_cancels)} planned to leave early" if report.num_planned_cancels else ""
     return (
-        f"{info.workload} at {info.arrivals}, seed {info.seed}: {count(report.num_requests)} requests{planned} "
+        f"{info.workload} at {info.arrivals}{seed}: {count(report.num_requests)} requests{planned} "
         f"in {report.window_s:.1f} s\n{info.model} at {info.url} ({info.api})"
     )
 

@@ -7,7 +7,7 @@ escaped here, because plotly.js reads a part of HTML in its labels.
 import html
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -62,11 +62,24 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     is_wide: bool = False
 
 
+class Span(NamedTuple):
+    """Seconds from the schedule's zero."""
+
+    first_s: float
+    """Where a plot over time begins: the warm-up."""
+    start_s: float
+    """Of the window."""
+    end_s: float
+    last_s: float
+    """Where the last request had ended."""
+
+
 def report_figures(report: Report, series: RunSeries) -> list[Figure]:
     """In reading order."""
-    window = (series.window_start_s, series.window_end_s)
+    times_s = [0.0, series.window_end_s, *series.flight.t_s]
+    window = Span(min(times_s), series.window_start_s, series.window_end_s, max(times_s))
     figures = [
-        distribution("first", "Time to first token", report, series, ("ttft_ms", "e2e_ms")),
+        distribution("first", "Time to the first and to the last token (E2E)", report, series, ("ttft_ms", "e2e_ms")),
         distribution(
             "gaps", "Between tokens", report, series, ("itl_ms", "chunk_gap_ms"), "samples of answers that ended well"
         ),
@@ -109,9 +122,7 @@ def distribution(
     return Figure(name=name, title=title, caption=caption, traces=traces, layout=layout)
 
 
-def over_time(
-    name: str, title: str, metric: str, report: Report, series: PercentileSeries, window: tuple[float, float]
-) -> Figure:
+def over_time(name: str, title: str, metric: str, report: Report, series: PercentileSeries, window: Span) -> Figure:
     """Percentiles of the requests scheduled in each interval."""
     traces = []
     top = max((v for v in [*series.p50, *series.p99] if isinstance(v, float)), default=1.0)
@@ -126,16 +137,17 @@ def over_time(
         "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
         "shapes": _window_shapes(window),
     }
-    limit_ms = report.info.slo.limit_ms(metric)
-    if limit_ms is not None and limit_ms < 3 * top:
-        layout["shapes"].append(_line_at(limit_ms, RED))
-    caption = "By scheduled arrival; a triangle: failures reach that percentile."
+    for limit in report.info.slo.limits:
+        own = {0.5: BLUE, 0.99: AMBER}.get(limit.percentile_ratio)
+        if limit.metric == metric and own is not None and limit.limit_ms < 3 * top:
+            layout["shapes"].append(_line_at(limit.limit_ms, own))
+    caption = "By scheduled arrival; dashed: a limit on the curve of its colour; a triangle: failures reach it."
     if any(num < _FEW for num in series.num):
         caption += f" Some intervals hold fewer than {_FEW} requests: there p99 is the maximum."
     return Figure(name=name, title=title, caption=caption, traces=traces, layout=layout)
 
 
-def in_flight(flight: FlightSeries, window: tuple[float, float]) -> Figure:
+def in_flight(flight: FlightSeries, window: Span) -> Figure:
     oldest = _line("oldest wait for a first token, s", flight.t_s, flight.oldest_age_s, RED)
     return Figure(
         name="flight",
@@ -155,7 +167,7 @@ def in_flight(flight: FlightSeries, window: tuple[float, float]) -> Figure:
     )
 
 
-def throughput(rates: RateSeries, window: tuple[float, float]) -> Figure:
+def throughput(rates: RateSeries, window: Span) -> Figure:
     traces = [_line("output tokens/s", rates.t_s, rates.output_tokens_per_s, TEAL)]
     arrivals = _line("arrivals/s", rates.t_s, rates.arrivals_per_s, GREY)
     completed = _line("completed/s", rates.t_s, rates.completed_per_s, BLUE)
@@ -177,7 +189,7 @@ def throughput(rates: RateSeries, window: tuple[float, float]) -> Figure:
     )
 
 
-def outcomes(rates: RateSeries, window: tuple[float, float]) -> Figure:
+def outcomes(rates: RateSeries, window: Span) -> Figure:
     traces = [
         {
             "type": "bar",
@@ -316,7 +328,8 @@ def _mark_limit(layout: dict[str, Any], ms: float, ratio: float, text: str) -> N
     layout["annotations"].append(
         {
             "x": math.log10(ms),  # on a logarithmic axis annotations, unlike shapes, are placed by exponent
-            "y": ratio,
+            "y": 0.08 * (1 + len(layout["annotations"])),  # one above the other: limits may lie close together
+            "bgcolor": "rgba(255, 255, 255, 0.85)",
             "text": html.escape(text),
             "showarrow": False,
             "xanchor": "left",
@@ -340,10 +353,17 @@ def _note(x: float, y: float, text: str, colour: str) -> dict[str, Any]:
     return place | {"text": text, "font": {"size": 11, "color": colour}}
 
 
-def _window_shapes(window: tuple[float, float]) -> list[dict[str, Any]]:
-    """Where the window that is reported begins and ends."""
-    start, end = window
-    return [{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x} | _EDGE for x in (start, end)]
+def _window_shapes(window: Span) -> list[dict[str, Any]]:
+    """Where the window that is reported begins and ends, and what lies outside."""
+    whole = {"yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
+    edges = [whole | {"type": "line", "x0": x, "x1": x, "line": _EDGE} for x in (window.start_s, window.end_s)]
+    outside = [(window.first_s, window.start_s), (window.end_s, window.last_s)]
+    return edges + [
+        whole | {"type": "rect", "x0": x0, "x1": x1, "fillcolor": _OUTSIDE, "line": {"width": 0}}
+        for x0, x1 in outside
+        if x1 > x0
+    ]
 
 
-_EDGE = {"line": {"color": "#a0aec0", "width": 1, "dash": "dot"}, "layer": "below"}
+_EDGE = {"color": "#a0aec0", "width": 1, "dash": "dot"}
+_OUTSIDE = "rgba(160, 174, 192, 0.22)"

@@ -72,6 +72,7 @@ def _answer(result: BenchResult) -> str:
     reports = result.reports
     invalid = sorted({name for r in reports for name, v in r.verdicts.items() if v.state == "invalid"})
     limits = str(reports[0].info.slo)
+    are_many = len(reports[0].info.slo.limits) > 1
     runs = f"{len(reports)} runs" if len(reports) > 1 else "This run"
     if invalid:
         tone = "bad"
@@ -79,11 +80,12 @@ def _answer(result: BenchResult) -> str:
     elif not limits:
         tone, words = "open", f"{runs}: measured without an SLO."
     elif result.passes is None:
-        tone, words = "open", f"It cannot be said whether {limits} holds."
+        tone = "open"
+        words = f"It cannot be said whether {f'all limits hold: {limits}' if are_many else f'{limits} holds'}."
     elif result.passes:
-        tone, words = "good", f"{limits} holds."
+        tone, words = "good", f"All limits hold: {limits}." if are_many else f"{limits} holds."
     else:
-        tone, words = "bad", f"{limits} does not hold."
+        tone, words = "bad", f"Not all limits hold: {limits}." if are_many else f"{limits} does not hold."
     reasons = "".join(f"<li>{page.text(reason)}</li>" for reason in result.reasons)
     return f'<div class="answer {tone}">{page.text(words)}{f"<ul>{reasons}</ul>" if reasons else ""}</div>'
 
@@ -111,8 +113,14 @@ def _before(report: Report) -> str:
     parts = ["<h2>Checks of the run itself</h2>", _checks(report)]
     if report.limits:
         parts += ["<h2>Limits</h2>", _limits(report.limits)]
-    parts += ["<h2>In numbers</h2>", _tiles(report), "<h2>In pictures</h2>"]
+    parts += ["<h2>In numbers</h2>", _tiles(report), "<h2>In pictures</h2>", _GREY]
     return "".join(parts)
+
+
+_GREY = (
+    '<p class="soft">Grey: outside the window, in no number of this page: the warm-up, and the load that went on until '
+    "the window's requests had ended.</p>"
+)
 
 
 def _checks(report: Report) -> str:
@@ -150,7 +158,9 @@ def _tiles(report: Report) -> str:
         page.card(
             "requests a second",
             number(rates.completed_per_s),
-            f"offered {number(rates.offered_per_s)}, issued {number(rates.issued_per_s)}",
+            "completed; "
+            + ("" if rates.offered_per_s is None else f"{number(rates.offered_per_s)} by the law, ")
+            + f"{number(rates.issued_per_s)} issued",
         ),
         page.card(
             "output tokens a second",
@@ -250,14 +260,19 @@ def _lag(lag: Lag) -> str:
 
 
 def identity(info: RunInfo) -> str:
-    """All of RunInfo but the schedule's gaps, which are many, and the client, which has its own table."""
+    """All of RunInfo but the schedule's gaps, which are many, the client, which has its own table, and what means
+    nothing to a reader: a zero of the clock, the seed of a trace."""
     fields: dict[str, Any] = msgspec.to_builtins(info)
-    for name in ("scheduled_gaps_ns", "client", "notes", "slo"):
+    for name in ("scheduled_gaps_ns", "client", "notes", "slo", "origin_ns"):
         fields.pop(name, None)
+    if info.arrivals.startswith("trace:"):
+        fields.pop("seed")
     rows = [["slo", str(info.slo) or "none"]]
     for name, value in fields.items():
         if isinstance(value, dict):
             rows += [[f"{name}: {key}", _plain(part)] for key, part in value.items()]
+        elif name.endswith("_ns") and isinstance(value, int):
+            rows.append([name.removesuffix("_ns"), f"{value / 1e9:,.6g} s"])
         else:
             rows.append([name, _plain(value)])
     notes = "".join(f"<p>{page.text(note)}</p>" for note in info.notes)

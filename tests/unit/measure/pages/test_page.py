@@ -4,11 +4,12 @@ import json
 import re
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
-from report_samples import make_report, make_series
+from report_samples import make_info, make_report, make_series
 
 from tailrace.measure.pages import page
-from tailrace.measure.pages.report_page import number, quantile, report_page
+from tailrace.measure.pages.report_page import identity, number, quantile, report_page
 from tailrace.measure.report import BenchResult, Report, Verdict
 
 ATTACKS = [
@@ -84,10 +85,29 @@ def test_several_runs_have_a_chooser_and_one_has_none(plain: str) -> None:
 
 @pytest.mark.parametrize(
     ("passes", "words"),
-    [(True, "tpot_ms_p99&lt;=60 holds."), (False, "does not hold."), (None, "It cannot be said whether")],
+    [(True, "{} holds."), (False, "{} does not hold."), (None, "It cannot be said whether {} holds.")],
 )
 def test_the_answer_comes_in_words(passes: bool | None, words: str) -> None:
-    assert words in rendered(make_report(passes=passes), passes=passes)
+    slo = "ttft_ms_p99<=500"
+    text = rendered(make_report(slo=slo, passes=passes), passes=passes)
+    assert words.format(page.text(slo)) in text
+
+
+@pytest.mark.parametrize(
+    ("passes", "words"),
+    [(True, "All limits hold: {}."), (False, "Not all limits hold: {}."), (None, "whether all limits hold: {}.")],
+)
+def test_several_limits_hold_or_do_not(passes: bool | None, words: str) -> None:
+    limits = page.text("ttft_ms_p99<=500, tpot_ms_p99<=60")
+    assert words.format(limits) in rendered(make_report(passes=passes), passes=passes)
+
+
+def test_identity_has_seconds_and_no_seed_of_a_trace() -> None:
+    info = make_info()
+    assert '<td class="text">window_end</td><td class="text">65 s</td>' in identity(info)
+    assert ">seed<" in identity(info)
+    assert ">seed<" not in identity(msgspec.structs.replace(info, arrivals="trace:a.jsonl"))
+    assert "_ns" not in identity(info)
 
 
 def test_an_invalid_run_makes_no_claim_even_if_its_numbers_pass() -> None:

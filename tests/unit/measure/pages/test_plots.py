@@ -38,6 +38,22 @@ def test_limits_are_drawn_where_they_apply() -> None:
     assert not any(s.get("y0") == 500.0 for s in figures["tpot-time"].layout["shapes"])
 
 
+def test_a_limit_over_time_is_drawn_for_a_curve_that_is_there() -> None:
+    slo = "ttft_ms_p50<=300, ttft_ms_p95<=301, ttft_ms_p99<=302"
+    figures = {f.name: f for f in plots.report_figures(make_report(slo=slo), make_series())}
+    lines = {s["y0"]: s["line"]["color"] for s in figures["ttft-time"].layout["shapes"] if s.get("y0", 0) > 1}
+    assert lines == {300.0: plots.BLUE, 302.0: plots.AMBER}
+    labels = [note["y"] for note in figures["first"].layout["annotations"][:3]]
+    assert len(set(labels)) == 3, "limits that lie close together have their labels apart"
+
+
+def test_what_lies_outside_the_window_is_shaded() -> None:
+    series = make_series()
+    figure = next(f for f in plots.report_figures(make_report(), series) if f.name == "flight")
+    shaded = [(s["x0"], s["x1"]) for s in figure.layout["shapes"] if s["type"] == "rect"]
+    assert shaded == [(0.0, series.window_start_s), (series.window_end_s, series.flight.t_s[-1])]
+
+
 def test_an_infinite_percentile_is_a_mark_not_a_gap_alone() -> None:
     figures = {f.name: f for f in plots.report_figures(make_report(), make_series())}
     names = [trace["name"] for trace in figures["ttft-time"].traces]

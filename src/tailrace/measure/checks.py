@@ -195,6 +195,8 @@ def _client_faults(window: Window, stats: ClientStats, allowed_ms: float) -> Ite
     )
     if stats.cpu_ratio_max > CPU_RATIO_MAX:
         yield f"the busiest sender used {stats.cpu_ratio_max:.0%} of a processor: use more senders"
+    if stats.num_own_limit:
+        yield f"{stats.num_own_limit:,} requests found no connection at a limit of the client's own host: raise it"
     null = stats.null_run
     if null is not None:
         yield from _late("TTFT p99 against a null server", null.ttft_ms_p99, allowed_ms, more)

@@ -38,6 +38,10 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     """Processor time / wall time of the busiest sender."""
     num_connections_opened: int
     num_connections_reused: int
+    num_connections_stale: int = 0
+    """Kept connections that the server had closed; their requests went out again on a new one, their times going on."""
+    num_own_limit: int = 0
+    """Requests that found no connection because this host allows no more (open files, ports)."""
     num_in_flight_max: int
     num_cpus: int
     governor: str | None = None

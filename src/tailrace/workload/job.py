@@ -137,6 +137,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     num_connections_stale: int = 0
     """Kept connections that the server had closed when a request was sent on them. The request was sent once more on
     a new one, as nothing of an answer had come; its time went on counting."""
+    num_own_limit: int = 0
+    """Requests that found no connection because this host allows no more."""
     chunk_lag_ns: list[int] = []
     """Receipt of a chunk against the instant the null server wrote it; thinned like `loop_lag_ns`."""
     was_stopped: bool = False

@@ -53,13 +53,20 @@ class TracePlan:
                     f"{source.num_requests:,}",
                     param="requests",
                 )
-            return self._instants_ns[self._first + source.num_requests - 1] + 1
+            return self._middle_ns(self._first + source.num_requests)
         assert source.duration_s is not None, "checked by draw_plan"
         asked_ns = self.window_start_ns + round(source.duration_s * NS_PER_S)
         end_ns = min(asked_ns, self._instants_ns[-1] + self._mean_gap_ns())
         if self._instants_ns[self._first] >= end_ns:
             raise InvalidRequest("the trace has no arrival in the window: take a longer --duration", param="duration")
         return end_ns
+
+    def _middle_ns(self, index: int) -> int:
+        """Of the gap before an arrival; one mean gap after the last where there is none."""
+        before = self._instants_ns[index - 1]
+        if index == len(self._instants_ns):
+            return before + self._mean_gap_ns()
+        return before + (self._instants_ns[index] - before) // 2 + 1
 
     def _mean_gap_ns(self) -> int:
         """Of the arrivals after the warm-up: n of them stand for n gaps, so that their rate is n over the window. A

@@ -88,6 +88,7 @@ def test_a_server_that_refuses_is_no_fault_of_the_client() -> None:
         ({"loop_lag": Lag(p50_ms=0, p99_ms=3, max_ms=9)}, "event loop lag p99 is 3 ms"),
         ({"gc_pause_ms_max": 50.0}, "pause of the collector is 50 ms"),
         ({"cpu_ratio_max": 0.97}, "97% of a processor"),
+        ({"num_own_limit": 3}, "3 requests found no connection"),
         (
             {"null_run": NullRun(num_requests=9, ttft_ms_p99=5, send_lag_ms_p99=0, chunk_lag_ms_p99=0)},
             "TTFT p99 against",

@@ -80,6 +80,8 @@ class Pool:
         self.num_reused = 0
         self.num_stale = 0
         """Kept connections that the server closed as a request was being sent on them."""
+        self.num_own_limit = 0
+        """Requests without a connection because this host allows no more."""
 
     async def resolve(self) -> None:
         """Looks the host's name up, once: a look-up within the run would be counted as latency. Raises ClientFailed."""
@@ -121,6 +123,7 @@ class Pool:
             exchange.lost(monotonic_ns(), f"no connection within {CONNECT_S:g} s", False)
             return
         except (OSError, ClientFailed) as error:
+            self.num_own_limit += _own_limit(error) is not None
             exchange.lost(monotonic_ns(), _why(error), False)
             return
         if exchange.is_over:  # It timed out, or its caller left, meanwhile.
@@ -170,8 +173,12 @@ class Pool:
 def _why(error: Exception) -> str:
     """Where the client's own machine is at its limit, that is said: the service is not to blame."""
     text = printable(str(error) or type(error).__name__)
-    hint = _OWN_LIMITS.get(error.errno or 0) if isinstance(error, OSError) else None
+    hint = _own_limit(error)
     return text if hint is None else f"this client is at a limit of its own machine: {text}; {hint}"
+
+
+def _own_limit(error: Exception) -> str | None:
+    return _OWN_LIMITS.get(error.errno or 0) if isinstance(error, OSError) else None
 
 
 class PooledExchange(Exchange, Protocol):

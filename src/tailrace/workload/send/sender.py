@@ -108,6 +108,7 @@ class Sender:
             num_connections_opened=self._pool.num_opened,
             num_connections_reused=self._pool.num_reused,
             num_connections_stale=self._pool.num_stale,
+            num_own_limit=self._pool.num_own_limit,
             num_in_flight_max=self._num_in_flight_max,
             window_end_ns=self._window_end_ns,
             chunk_lag_ns=thinned(self._tally.chunk_lags_ns),

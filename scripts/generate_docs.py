@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 import typer
-from measured import with_measured
+from measured import load_results, peers_of, with_measured
+from peers_plot import peers_svg
 
 from tailrace.cli.compose import SECTION_TYPES
 from tailrace.cli.main import app
@@ -34,6 +35,7 @@ def render() -> dict[Path, str]:
         DOCS / "configuration.md": configuration_page(),
         http_api: http_api_page(http_api.read_text(encoding="utf-8")),
         README: with_measured(README.read_text(encoding="utf-8")),
+        DOCS / "peers.svg": peers_svg(peers_of(load_results())),
     }
 
 

@@ -17,10 +17,15 @@ def with_measured(readme: str, results_dir: Path = RESULTS) -> str:
     return f"{head}{BEGIN}\n{measured_text(load_results(results_dir))}\n{END}{tail}"
 
 
-def load_results(results_dir: Path) -> dict[str, Result]:
+def load_results(results_dir: Path = RESULTS) -> dict[str, Result]:
     """By benchmark name."""
     loaded = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results_dir.glob("*.json"))]
     return {each["benchmark"]: each for each in loaded}
+
+
+def peers_of(results: dict[str, Result]) -> dict[str, Result]:
+    """The rows measured against other engines."""
+    return {name: result for name, result in results.items() if name.startswith("peers_")}
 
 
 def measured_text(results: dict[str, Result]) -> str:
@@ -32,7 +37,7 @@ def measured_text(results: dict[str, Result]) -> str:
         for name, make in (("decode_step", _decode), ("mixed_prefill", _mixed), ("batching", _batching))
         if name in results
     ]
-    peers = {name: result for name, result in results.items() if name.startswith("peers_")}
+    peers = peers_of(results)
     return "\n\n".join([*parts, *([_peers(peers)] if peers else [])])
 
 
@@ -114,7 +119,8 @@ def _peers(results: dict[str, Result]) -> str:
         "(`make peers bench-peers`): median, and lowest to highest of the rounds:"
     )
     head = f"| workload | figure | {' | '.join(engines)} |"
-    return "\n".join([title, "", head, "|" + "---|" * (len(engines) + 2), *rows])
+    plot = "![Each engine's share of the best, row by row](docs/peers.svg)"
+    return "\n".join([title, "", head, "|" + "---|" * (len(engines) + 2), *rows, "", plot])
 
 
 def _figure(parameters: Result) -> str:

@@ -19,7 +19,9 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["docs/cli.md", "docs/configuration.md", "docs/http_api.md", "README.md"])
+@pytest.mark.parametrize(
+    "name", ["docs/cli.md", "docs/configuration.md", "docs/http_api.md", "docs/peers.svg", "README.md"]
+)
 def test_a_generated_page_is_fresh(generator: ModuleType, name: str) -> None:
     path = ROOT / name
     assert path.read_text(encoding="utf-8") == generator.render()[path], f"{name} is stale: run `make docs`"

@@ -22,6 +22,7 @@ from tailrace.measure.pages.series import (
 )
 from tailrace.measure.record import Outcome
 from tailrace.measure.report import Quantile, Report
+from tailrace.measure.slo import Limit
 
 BLUE, TEAL, AMBER, RED, VIOLET, GREY = "#2b6cb0", "#1a9988", "#d98c00", "#c53030", "#6b46c1", "#8792a2"
 OUTCOME_COLOURS = {
@@ -115,7 +116,7 @@ def distribution(
     for metric in metrics:
         for limit in report.info.slo.limits:
             if limit.metric == metric:
-                _mark_limit(layout, limit.limit_ms, limit.percentile_ratio, str(limit))
+                _mark_limit(layout, limit, CURVE_COLOURS[metric])
     if failed:
         layout["shapes"].append(_line_across(1 - failed, RED))
         layout["annotations"].append(_note(0.01, 1 - failed, f"{failed:.1%} failed: infinity", RED))
@@ -321,20 +322,21 @@ def _finite(value: Quantile) -> float | None:
     return value if isinstance(value, float) else None
 
 
-def _mark_limit(layout: dict[str, Any], ms: float, ratio: float, text: str) -> None:
-    """A red corner: the curve passes when it runs above and left of it."""
-    line = {"color": RED, "width": 1, "dash": "dash"}
+def _mark_limit(layout: dict[str, Any], limit: Limit, colour: str) -> None:
+    """A line of the curve's colour: the curve passes when it runs above and left of its upper end."""
+    ms, ratio = limit.limit_ms, limit.percentile_ratio
+    line = {"color": colour, "width": 1, "dash": "dash"}
     layout["shapes"].append({"type": "line", "x0": ms, "x1": ms, "y0": 0, "y1": ratio, "line": line})
     layout["annotations"].append(
         {
             "x": math.log10(ms),  # on a logarithmic axis annotations, unlike shapes, are placed by exponent
             "y": 0.08 * (1 + len(layout["annotations"])),  # one above the other: limits may lie close together
             "bgcolor": "rgba(255, 255, 255, 0.85)",
-            "text": html.escape(text),
+            "text": html.escape(str(limit)),
             "showarrow": False,
             "xanchor": "left",
             "yanchor": "top",
-            "font": {"size": 11, "color": RED},
+            "font": {"size": 11, "color": colour},
         }
     )
 

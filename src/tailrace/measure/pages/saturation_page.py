@@ -218,9 +218,16 @@ def _shaded(result: SaturationResult) -> list[dict[str, Any]]:
 def _runs(probes: Sequence[ProbeResult], slo: Slo) -> str:
     values = shown_values(slo)
     header = ["run", "rate", "for", "outcome", "steady", "n", "errors", *values]
-    header += ["goodput/s", "queue age p99", "Little", "why"]
+    header += ["goodput/s", "queue age p99", "Little"]
     rows = [[f"{i}", *_run_cells(probe, values.values())] for i, probe in enumerate(probes, 1)]
-    return page.table(header, rows, frozenset(range(5, len(header) - 1)) | {0, 1})
+    reasons = [
+        [f"{i}", f"{probe.rate_per_s:g}", probe.outcome.value, "; ".join(probe.reasons)]
+        for i, probe in enumerate(probes, 1)
+        if probe.reasons
+    ]
+    # A table of its own: beside so many columns sentences have no room.
+    why = "<h2>Why</h2>" + page.table(["run", "rate", "outcome", "why"], reasons, frozenset({0, 1})) if reasons else ""
+    return page.table(header, rows, frozenset(range(5, len(header))) | {0, 1}) + why
 
 
 def shown_values(slo: Slo) -> dict[str, Value]:
@@ -245,5 +252,4 @@ def _run_cells(probe: ProbeResult, values: Iterable[Value]) -> list[str]:
         number(s.goodput_per_s),
         number(s.queue_age_ms_p99),
         little,
-        "; ".join(probe.reasons),
     ]

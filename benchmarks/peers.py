@@ -1,7 +1,7 @@
 """The same weights served by tailrace, vLLM and llama-server, measured through HTTP by `tailrace bench`, in turns.
 
     python scripts/peers.py                        installs them
-    python benchmarks/peers.py --row single        one row, one JSON object on standard output
+    python benchmarks/peers.py --row single        one row; one JSON object a row on standard output
     make bench-peers                               every row, into benchmarks/results/peers_ROW.json
 
 One service computes at a time: the others are stopped (SIGSTOP), so that a round can go through all of them without
@@ -86,6 +86,8 @@ ROWS: dict[str, Row] = {
 }  # fmt: skip
 
 
+SOLO_ROWS = ("single", "prompt")
+"""One request at a time: services are started for that, not for 64."""
 LAUNCH_LIMITS = {"vllm": 0.1}
 OPEN_LIMITS = {"vllm": 1.3, "llama": 2.5}
 OPEN_WORKLOAD = "shared-900-60-48"
@@ -98,7 +100,7 @@ def engines(row: str) -> list[Engine]:
     if row == "mixed":
         ours.append(tailrace("tailrace-itl", *kv, "--itl-target-ms", "60"))
     slots: tuple[str, ...]
-    if row in ("single", "prompt", "launch"):
+    if row in (*SOLO_ROWS, "launch"):
         slots = ("--parallel", "1", "--ctx-size", "4096")
     else:
         slots = ("--parallel", "64", "--kv-unified", "--ctx-size", "98304")
@@ -235,46 +237,77 @@ def _started(chosen: list[Engine]) -> Iterator[list[Running]]:
         yield services
 
 
-def run_row(name: str, chosen: list[Engine], quick: bool, rounds: int) -> tuple[Any, Any, list[Any]]:
-    """(parameters, results, targets) of one row."""
+class Measured(NamedTuple):
+    parameters: dict[str, Any]
+    results: dict[str, Any]
+    targets: list[Any]
+
+
+def launch_row(chosen: list[Engine], rounds: int) -> Measured:
+    results = measure_launch(chosen, rounds)
+    parameters: dict[str, Any] = {"row": "launch to first token, model on disk", "unit": "ms", "rounds": rounds}
+    return Measured(parameters, results, targets("launch to first token", LAUNCH_LIMITS, True, results))
+
+
+def open_row(services: list[Running], quick: bool) -> Measured:
+    screen, confirm = (4, 8) if quick else (150, 1000)
+    results = measure_open(services, screen, confirm)
+    parameters: dict[str, Any] = {"row": "900 shared + 60 own in / 48 out, open loop", "unit": "requests/s", "slo": SLO}
+    parameters |= {"workload": OPEN_WORKLOAD, "screen_requests": screen, "requests": confirm}
+    return Measured(parameters, results, targets("highest rate within the SLO", OPEN_LIMITS, False, results))
+
+
+def closed_row(row: Row, services: list[Running], quick: bool, rounds: int) -> Measured:
+    num, warmup_s, rounds = (2, 0.0, 1) if quick else (row.num_requests, row.warmup_s, rounds)
+    results = measure_row(row, services, rounds, num, warmup_s)
+    parameters: dict[str, Any] = {"row": row.title, "unit": row.unit, "figure": row.figure, "workload": row.workload}
+    parameters |= {"arrivals": row.arrivals, "requests": num, "warmup_s": warmup_s, "rounds": rounds}
+    made = targets(f"{row.title}: {row.figure}", row.limits, row.lower_is_better, results)
+    return Measured(parameters, results, made)
+
+
+def run_rows(names: list[str], options: argparse.Namespace) -> None:
+    """Rows that the same services can answer, one after the other: vLLM takes minutes to start."""
+    wanted = {each.name: each for name in names for each in engines(name)}
+    kept = [each for each in wanted.values() if options.only is None or each.name in options.only]
+    chosen = [each for each in kept if each.installed()]
+    absent = [each.name for each in kept if each not in chosen]
+    if absent:
+        say(f"not installed: {', '.join(absent)}; `make peers` installs them")
     for engine in chosen:
         engine.prepare()
-    if name == "launch":
-        results = measure_launch(chosen, 1 if quick else rounds)
-        parameters: dict[str, Any] = {"row": "launch to first token, model on disk", "unit": "ms", "rounds": rounds}
-        return parameters, results, targets("launch to first token", LAUNCH_LIMITS, True, results)
+
+    def tell(name: str, row: Measured) -> None:
+        commands = {each.name: _command_text(each) for each in chosen if each.name in row.results}
+        parameters = row.parameters | {"absent": absent, "commands": commands}
+        report(f"peers_{name}", parameters=parameters, results=row.results, targets=row.targets)
+
+    if names == ["launch"]:
+        tell("launch", launch_row(chosen, 1 if options.quick else options.rounds))
+        return
     with _started(chosen) as services:
-        if name == "open":
-            sizes = (4, 8) if quick else (150, 1000)
-            results = measure_open(services, *sizes)
-            parameters = {"row": "900 shared + 60 own in / 48 out, open loop", "unit": "requests/s", "slo": SLO}
-            parameters |= {"workload": OPEN_WORKLOAD, "screen_requests": sizes[0], "requests": sizes[1]}
-            return parameters, results, targets("highest rate within the SLO", OPEN_LIMITS, False, results)
-        row = ROWS[name]
-        num, warmup_s, rounds = (2, 0.0, 1) if quick else (row.num_requests, row.warmup_s, rounds)
-        results = measure_row(row, services, rounds, num, warmup_s)
-        parameters = {"row": row.title, "unit": row.unit, "figure": row.figure, "workload": row.workload}
-        parameters |= {"arrivals": row.arrivals, "requests": num, "warmup_s": warmup_s, "rounds": rounds}
-        return parameters, results, targets(f"{row.title}: {row.figure}", row.limits, row.lower_is_better, results)
+        for name in names:
+            own = {each.name for each in engines(name)}
+            able = [each for each in services if each.engine.name in own]
+            if name == "open":
+                tell(name, open_row(able, options.quick))
+            else:
+                tell(name, closed_row(ROWS[name], able, options.quick, options.rounds))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--row", choices=[*ROWS, "launch", "open"], required=True)
+    parser.add_argument("--row", choices=[*ROWS, "launch", "open"], action="append", required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", help="names of engines, instead of all that are installed")
     parser.add_argument("--quick", action="store_true", help="few requests, to see that it runs")
     options = parser.parse_args()
     # SIGTERM unwinds as Ctrl-C does, so that the services end too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    wanted = [each for each in engines(options.row) if options.only is None or each.name in options.only]
-    chosen = [each for each in wanted if each.installed()]
-    absent = [each.name for each in wanted if each not in chosen]
-    if absent:
-        say(f"not installed: {', '.join(absent)}; `make peers` installs them")
-    parameters, results, made = run_row(options.row, chosen, options.quick, options.rounds)
-    parameters |= {"absent": absent, "commands": {each.name: _command_text(each) for each in chosen}}
-    report(f"peers_{options.row}", parameters=parameters, results=results, targets=made)
+    for group in (SOLO_ROWS, tuple(name for name in (*ROWS, "open") if name not in SOLO_ROWS), ("launch",)):
+        names = [name for name in group if name in options.row]
+        if names:
+            run_rows(names, options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs every `benchmarks/bench_*.py` and keeps what each prints: one JSON object, in `benchmarks/results/NAME.json`.
+"""Runs every `benchmarks/bench_*.py` and keeps what it prints: one JSON object a result, in `benchmarks/results/`.
 
 `--only SCRIPT`, first, runs that script alone; what else is given goes to the scripts.
 
@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARK_S_MAX = 4 * 3600
@@ -16,8 +17,10 @@ BENCHMARK_S_MAX = 4 * 3600
 
 
 def run_one(script: Path, arguments: list[str]) -> bool:
-    """Runs one benchmark; its standard error passes through. Returns whether it printed one JSON object."""
+    """Runs one benchmark; its standard error passes through. Returns whether it ended well and printed JSON objects,
+    one after another. What it printed before it failed is kept."""
     print(f"bench: {script.stem}", file=sys.stderr, flush=True)
+    results, failure = [], ""
     try:
         done = subprocess.run(
             [sys.executable, str(script), *arguments],
@@ -26,18 +29,35 @@ def run_one(script: Path, arguments: list[str]) -> bool:
             text=True,
             timeout=BENCHMARK_S_MAX,
             cwd=ROOT,
-            check=True,
+            check=False,
         )
-        result = json.loads(done.stdout)
+        failure = f"exit code {done.returncode}" if done.returncode else ""
+        results = _objects(done.stdout)
     except (subprocess.SubprocessError, json.JSONDecodeError) as error:
-        print(f"bench: {script.stem} failed: {error}", file=sys.stderr)
-        return False
-    if "--quick" not in arguments:
-        target = ROOT / "benchmarks" / "results" / f"{result['benchmark']}.json"
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(json.dumps(result), flush=True)
-    return True
+        failure = str(error)
+    for result in results:
+        if "--quick" not in arguments:
+            _keep(result)
+        print(json.dumps(result), flush=True)
+    if failure or not results:
+        print(f"bench: {script.stem} failed: {failure or 'it printed nothing'}", file=sys.stderr)
+    return bool(results) and not failure
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    decoder, found, position = json.JSONDecoder(), [], 0
+    text = text.strip()
+    while position < len(text):
+        value, position = decoder.raw_decode(text, position)
+        found.append(value)
+        position += len(text[position:]) - len(text[position:].lstrip())
+    return found
+
+
+def _keep(result: dict[str, Any]) -> None:
+    target = ROOT / "benchmarks" / "results" / f"{result['benchmark']}.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def main() -> int:

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from report_samples import make_report
+from report_samples import make_report, make_series
 
 from tailrace.cli import bench_options, bench_text
 from tailrace.cli.bench_progress import LineDisplay, PanelDisplay, lines
-from tailrace.cli.bench_result import Outputs, holds
+from tailrace.cli.bench_result import Outputs, holds, show
 from tailrace.cli.bench_run import (
     Flags,
     check_rows_name,
@@ -204,6 +204,21 @@ def test_failures_are_infinite_beside_a_column_of_successes() -> None:
 )
 def test_milliseconds_keep_their_significant_digits(value: float | str | None, shown: str) -> None:
     assert bench_text.milliseconds(value) == shown  # type: ignore[arg-type]
+
+
+def test_the_rate_of_the_law_is_told_from_the_rate_that_chance_gave() -> None:
+    text = bench_text.report_text(make_report())
+    assert "4 by the law, 4.1 issued, 3.9 completed" in text
+    assert text.count("requests that ended well only") == 1
+
+
+def test_the_files_are_named_after_the_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", sys.stdout)
+    out, page = tmp_path / "out.json", tmp_path / "page.html"
+    show(result(make_report()), [make_series()], Outputs(out=str(out), html=str(page)))
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"JSON: {out}", f"page: {page}"]
 
 
 def test_several_runs_end_with_what_they_say_together() -> None:

@@ -107,7 +107,7 @@ def lines(numbers: "LiveNumbers", now_ns: int) -> list[tuple[str, str]]:
     ]
     return [
         ("time", stage(numbers, elapsed_s)),
-        ("rate", f"{_per_s(numbers.num_issued, elapsed_s)} issued a second, {count(numbers.num_ended)} ended"),
+        ("rate", f"{_per_s(numbers.num_issued, elapsed_s)} issued a second, {count(numbers.num_ended)} requests ended"),
         (
             "in flight",
             f"{count(numbers.num_in_flight)} in flight, {count(numbers.num_awaiting_first)} awaiting first token",

@@ -267,7 +267,7 @@ def numbers() -> LiveNumbers:
 def test_the_display_adds_senders_up() -> None:
     shown = dict(lines(numbers(), now_ns=11 * 10**9))
     assert shown["time"] == "window 5/15 s"
-    assert shown["rate"] == "7.8 issued a second, 40 ended"
+    assert shown["rate"] == "7.8 issued a second, 40 requests ended"
     assert shown["in flight"] == "6 in flight, 2 awaiting first token"
     assert shown["TTFT"] == "TTFT p50 200, p99 300 ms"
     assert shown["errors"] == "2 timeout"

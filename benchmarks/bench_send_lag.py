@@ -58,6 +58,7 @@ def one_run(url: str, seconds: float) -> dict[str, Any]:
         "loop_lag_ms": summary([lag_ns / 1e6 for lag_ns in finished.loop_lag_ns]),
         "gc_pause_ms_max": max(finished.gc_pauses_ns, default=0) / 1e6,
         "cpu_ratio": finished.cpu_ratio,
+        "steal_ratio": finished.steal_ratio,
     }
 
 

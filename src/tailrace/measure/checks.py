@@ -20,6 +20,7 @@ CLIENT_SHARE = 0.02
 """Of a limit that the client's own lateness may take."""
 GC_PAUSE_SHARE = 0.1
 """Of a limit that one pause of the collector may take: rare, but it hits every stream at once."""
+STEAL_RATIO_TOLD = 0.01
 CPU_RATIO_MAX = 0.9
 ISSUED_RATIO_MIN = 0.99
 SCHEDULE_DISTANCE_MAX = 0.1
@@ -188,7 +189,7 @@ def _exceeds(a: Floats, b: Floats, slack_ms: float) -> float:
 def _client_faults(window: Window, stats: ClientStats, allowed_ms: float) -> Iterator[str]:
     chunk_ms = chunk_allowance_ms(window)
     both_ms = allowed_ms if chunk_ms is None else min(allowed_ms, chunk_ms)
-    more = "use more senders or a quieter machine"
+    more = "use more senders or a quieter machine" + _stolen(stats.steal_ratio)
     yield from _late("event loop lag p99", stats.loop_lag.p99_ms, both_ms, more)
     yield from _late(
         "longest pause of the collector", stats.gc_pause_ms_max, both_ms * GC_PAUSE_SHARE / CLIENT_SHARE, more
@@ -202,6 +203,10 @@ def _client_faults(window: Window, stats: ClientStats, allowed_ms: float) -> Ite
         yield from _late("TTFT p99 against a null server", null.ttft_ms_p99, allowed_ms, more)
         yield from _late("send lag p99 against a null server", null.send_lag_ms_p99, allowed_ms, more)
         yield from _late("chunk lag p99 against a null server", null.chunk_lag_ms_p99, chunk_ms or allowed_ms, more)
+
+
+def _stolen(ratio: float | None) -> str:
+    return "" if ratio is None or ratio < STEAL_RATIO_TOLD else f" (the host took {ratio:.0%} of this machine's time)"
 
 
 def _send_lag_p99(window: Window) -> float:

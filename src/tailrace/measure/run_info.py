@@ -36,6 +36,8 @@ class ClientStats(msgspec.Struct, frozen=True, kw_only=True):
     num_gc_pauses: int
     cpu_ratio_max: float
     """Processor time / wall time of the busiest sender."""
+    steal_ratio: float | None = None
+    """Share of all processors that the host of this virtual machine gave to others during the run."""
     num_connections_opened: int
     num_connections_reused: int
     num_connections_stale: int = 0

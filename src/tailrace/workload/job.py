@@ -129,6 +129,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     """Lateness of the ticker: evenly thinned to at most 20,000."""
     gc_pauses_ns: list[int]
     cpu_ratio: float
+    steal_ratio: float | None = None
+    """Of this virtual machine's processors, taken by the host meanwhile."""
     num_connections_opened: int
     num_connections_reused: int
     num_in_flight_max: int

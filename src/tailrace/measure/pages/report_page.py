@@ -241,6 +241,7 @@ def _client(client: ClientStats, report: Report) -> str:
         ["event loop lag, p50 / p99 / max", _lag(client.loop_lag)],
         ["collector pauses", f"{client.num_gc_pauses:,}, the longest {number(client.gc_pause_ms_max)} ms"],
         ["busiest sender", f"{client.cpu_ratio_max:.0%} of a core; {client.num_senders} senders"],
+        ["taken by the host", "not said" if client.steal_ratio is None else f"{client.steal_ratio:.1%} of all time"],
         ["processors, governor", f"{client.num_cpus}, {client.governor or 'unknown'}"],
         ["connections", f"{client.num_connections_opened:,} opened, {client.num_connections_reused:,} times reused"],
         ["in flight, most", f"{client.num_in_flight_max:,}"],

@@ -82,6 +82,31 @@ class CpuWatch:
         return (time.process_time_ns() - self._cpu_ns) / max(monotonic_ns() - self._wall_ns, 1)
 
 
+class StealWatch:
+    """Time that this virtual machine was ready to run and its host ran others, over wall time x processors."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._started = self._read()
+
+    @property
+    def ratio(self) -> float | None:
+        """From construction on; None where the host does not tell."""
+        now = self._read()
+        if self._started is None or now is None or now[1] <= self._started[1]:
+            return None
+        return (now[0] - self._started[0]) / (now[1] - self._started[1])
+
+    def _read(self) -> tuple[int, int] | None:
+        """(stolen, all) in ticks: of the line `cpu` in proc(5), the eighth column and the sum of the first eight."""
+        try:
+            with self._stat.open(encoding="ascii") as file:
+                ticks = [int(each) for each in file.readline().split()[1:9]]
+        except (OSError, ValueError):
+            return None
+        return (ticks[7], sum(ticks)) if len(ticks) == 8 else None
+
+
 def thinned(values_ns: Sequence[int], num_max: int = SAMPLES_MAX) -> list[int]:
     """Evenly by rank, smallest and largest kept: percentiles stay what they were, to 1 / `num_max`."""
     ranked = np.sort(np.asarray(values_ns, dtype=np.int64))
@@ -109,6 +134,7 @@ def client_stats(finished: Sequence[Finished], null_run: NullRun | None = None) 
         gc_pause_ms_max=max(pauses, default=0) / NS_PER_MS,
         num_gc_pauses=len(pauses),
         cpu_ratio_max=max(each.cpu_ratio for each in finished),
+        steal_ratio=max((each.steal_ratio for each in finished if each.steal_ratio is not None), default=None),
         num_connections_opened=sum(each.num_connections_opened for each in finished),
         num_connections_reused=sum(each.num_connections_reused for each in finished),
         num_connections_stale=sum(each.num_connections_stale for each in finished),

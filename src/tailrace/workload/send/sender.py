@@ -26,7 +26,7 @@ from tailrace.workload.send.alarm import Alarm
 from tailrace.workload.send.calls import Call, Caller, timeout_message
 from tailrace.workload.send.pool import Pool, Target
 from tailrace.workload.send.rows_out import RowsOut
-from tailrace.workload.send.self_check import CpuWatch, GcWatch, LoopTicker, thinned
+from tailrace.workload.send.self_check import CpuWatch, GcWatch, LoopTicker, StealWatch, thinned
 from tailrace.workload.send.tally import Tally
 from tailrace.workload.send.window import ShardWindow
 
@@ -88,7 +88,7 @@ class Sender:
     async def run(self, origin_ns: int) -> Finished:
         """Sends from `origin_ns` on until `stop`. Raises ConfigError when records cannot be written."""
         self._origin_ns = origin_ns
-        ticker, garbage, cpu = LoopTicker(self._alarm), GcWatch(), CpuWatch()
+        ticker, garbage, cpu, steal = LoopTicker(self._alarm), GcWatch(), CpuWatch(), StealWatch()
         garbage.start()
         ticker.start(origin_ns)
         self._alarm.at(origin_ns, self._check_timeouts)
@@ -105,6 +105,7 @@ class Sender:
             loop_lag_ns=thinned(ticker.lateness_ns),
             gc_pauses_ns=thinned(garbage.pauses_ns),
             cpu_ratio=cpu.ratio,
+            steal_ratio=steal.ratio,
             num_connections_opened=self._pool.num_opened,
             num_connections_reused=self._pool.num_reused,
             num_connections_stale=self._pool.num_stale,

@@ -4,12 +4,13 @@ import asyncio
 import gc
 import itertools
 import time
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.workload.send.alarm import Alarm
-from tailrace.workload.send.self_check import TICK_NS, GcWatch, LoopTicker, lag, thinned
+from tailrace.workload.send.self_check import TICK_NS, GcWatch, LoopTicker, StealWatch, lag, thinned
 
 
 def test_alarms_fire_in_order_and_never_early() -> None:
@@ -83,3 +84,18 @@ def test_lag_is_nearest_rank() -> None:
     found = lag([i * 1_000_000 for i in range(1, 101)])
     assert (found.p50_ms, found.p99_ms, found.max_ms) == (50.0, 99.0, 100.0)
     assert lag([]).max_ms == 0.0
+
+
+def test_time_taken_by_the_host_is_a_share_of_all_processors(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 50 800 0 0 0 50 7 0\ncpu0 ...\n")
+    watch = StealWatch(stat)
+    assert watch.ratio is None, "no time has passed"
+    stat.write_text("cpu  150 0 50 840 0 0 0 60 9 0\ncpu0 ...\n")
+    assert watch.ratio == 10 / 100
+
+
+def test_a_host_that_does_not_tell_what_it_takes_is_no_fault(tmp_path: Path) -> None:
+    assert StealWatch(tmp_path / "none").ratio is None
+    (tmp_path / "odd").write_text("cpu many\n")
+    assert StealWatch(tmp_path / "odd").ratio is None

@@ -18,6 +18,7 @@ from tailrace.errors import InvalidRequest, SenderFailed
 from tailrace.measure.record import RequestRecord
 from tailrace.measure.run_info import NullRun
 from tailrace.measure.slo import Slo
+from tailrace.measure.statistics import nearest_rank
 from tailrace.measure.table import Floats, RecordTable
 from tailrace.workload.draw import draw_plan
 from tailrace.workload.job import Endpoint, PlanSource, SendJob
@@ -182,4 +183,4 @@ def _records(paths: list[str]) -> list[RequestRecord]:
 def _p99(values: Floats) -> float:
     """Nearest rank of what is known; 0 of nothing: no lag was seen."""
     ordered = np.sort(values[~np.isnan(values)])
-    return float(ordered[int(np.ceil(0.99 * len(ordered))) - 1]) if len(ordered) else 0.0
+    return nearest_rank(ordered, 0.99) if len(ordered) else 0.0

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from tailrace.clock import NS_PER_S
+from tailrace.measure.statistics import nearest_rank
 from tailrace.workload.job import Progress
 
 SAMPLES_KEPT = 20_000
@@ -99,4 +100,4 @@ class LiveNumbers:
 
 def _rank(values: Iterable[float], ratio: float) -> float | None:
     ordered = np.sort(np.fromiter(values, np.float64))
-    return float(ordered[int(np.ceil(ratio * len(ordered))) - 1]) if len(ordered) else None
+    return nearest_rank(ordered, ratio) if len(ordered) else None

@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from live_worker import write_text_model
+from null_service import null_service
 
 from tailrace.errors import ClientFailed, ConfigError
 from tailrace.measure.build import build_report
@@ -39,13 +38,8 @@ output_tokens = { law = "constant", value = 12 }
 
 @pytest.fixture(scope="module")
 def null_url() -> Iterator[str]:
-    command = [sys.executable, "-m", "tailrace.workload.run.null_server", "--pace-ms", "1"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().decode().strip()
-        assert server.stdin is not None
-        server.stdin.close()
-        assert server.wait(20) == 0
+    with null_service() as url:
+        yield url
 
 
 def make_request(url: str, **more: object) -> BenchRequest:

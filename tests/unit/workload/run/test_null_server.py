@@ -1,25 +1,19 @@
 """The null server speaks the protocol that clients know, and says when it wrote each chunk."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
+from null_service import null_service
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    command = [sys.executable, "-m", "tailrace.workload.run.null_server", "--pace-ms", "2"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().decode().strip()
-        assert server.stdin is not None
-        server.stdin.close()
-        assert server.wait(20) == 0
+    with null_service(pace_ms=2) as url:
+        yield url
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from null_service import null_service
 
 from tailrace.errors import SenderFailed
 from tailrace.measure.record import Outcome, RequestRecord
@@ -29,13 +30,8 @@ output_tokens = { law = "constant", value = 4 }
 
 @pytest.fixture(scope="module")
 def null_url() -> Iterator[str]:
-    command = [sys.executable, "-m", "tailrace.workload.run.null_server", "--pace-ms", "1"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().decode().strip()
-        assert server.stdin is not None
-        server.stdin.close()
-        assert server.wait(20) == 0
+    with null_service() as url:
+        yield url
 
 
 def make_jobs(url: str, folder: Path, number: int, *, arrivals: str = "poisson:100", **window: float) -> list[SendJob]:
